@@ -35,6 +35,7 @@ CLAIMS = st.builds(
     at=st.just("2026-02-09T12:00:05.000Z"),
     verdict=st.sampled_from(Verdict),
     worker_receipt=st.none() | SIGNED,
+    shards=st.lists(TEXTS, max_size=3).map(tuple),
 )
 
 

@@ -129,6 +129,11 @@ def test_whatever_happens_to_a_part_the_text_is_the_same(machines: Machines) -> 
     assert machines.shared("runner").startswith("runs giant with anna (17 layers)")
     assert machines.shared("anna") == "lends 90 MB: 47 MB to giant on runner"
 
+    with machines.pool.client() as client:
+        (job,) = machines.pool.admin("jobs?kind=chat")["data"]
+        receipt = client.get(f"/receipts/{job['id']}", cast_to=object)
+    assert '"shards":["shoal:anna","shoal:runner"]' in str(receipt)
+
     answer, stopped = machines.answer(), shard_of(anna)
     begun = [*islice(answer, 5)]
     stopped.send_signal(signal.SIGSTOP)

@@ -17,7 +17,7 @@ from shoal.domain.histogram import SECONDS_SHORT, Histogram, observe
 from shoal.domain.ids import JobId, WorkerId, peer_of
 from shoal.domain.job import Job
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import Call, CallStream, JobKind
+from shoal.domain.work import MODEL_QUEUE, Call, CallStream, JobKind
 from shoal.ledger import accounts
 from shoal.ledger.accounts import Books, Transfer
 from shoal.ledger.canonical import to_time
@@ -220,6 +220,9 @@ class Bookkeeper:
                 verdict=fact.verdict,
                 worker_receipt=fact.worker_receipt,
                 request_hash=request_hash or self._hash_request(job),
+                shards=self._pool.shards_of(worker_id, job.work.model)
+                if MODEL_QUEUE in self._pool.roster.with_model
+                else (),
             )
         )
         self._deliver(job)

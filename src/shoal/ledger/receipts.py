@@ -50,7 +50,8 @@ class Claims(msgspec.Struct, frozen=True):
     time in ISO 8601, UTC, with milliseconds.  ``price`` and ``fee``, which is part of
     it, are the amounts charged, in micro-dollars.  Tokens are None if they were not
     counted.  ``verdict`` is about ``worker_receipt``.  ``request_hash`` is as in
-    ``request_hash_of``; None in receipts of earlier versions.
+    ``request_hash_of``; None in receipts of earlier versions.  ``shards`` are the
+    machines that ran the model together, the worker's last; empty: it ran there alone.
     """
 
     job_id: JobId
@@ -66,6 +67,7 @@ class Claims(msgspec.Struct, frozen=True):
     verdict: Verdict
     worker_receipt: SignedReceipt | None
     request_hash: str | None = None
+    shards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,16 @@ def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
     """
     key = keys.public_key_of(claims.worker_key or "")
     ref = claims.payment_ref
-    request_fields: dict[str, JSON] = {"version": 1}
+    later_fields: dict[str, JSON] = {"version": 1}
     if claims.request_hash is not None:
-        request_fields = {"version": 2, "request_hash": claims.request_hash}
+        later_fields = {"version": 2, "request_hash": claims.request_hash}
+    if claims.shards:
+        shards = map(canonical.without_surrogates, claims.shards)
+        later_fields["shards"] = list(shards)
     return canonical.encode(
         {
             "type": TYPE,
-            **request_fields,
+            **later_fields,
             "job_id": canonical.without_surrogates(claims.job_id),
             "worker": canonical.without_surrogates(claims.worker),
             "worker_key": None if key is None else key.hex(),
@@ -177,6 +182,7 @@ class _Body:
     worker_receipt: _Signed | None
     checkpoint: _Checkpoint
     request_hash: str | None = None
+    shards: tuple[str, ...] = ()
 
 
 _reader = msgspec.json.Decoder(_Body)
@@ -213,6 +219,7 @@ def _typed(body: _Body) -> Receipt:
         _verdict(body.verdict),
         None if body.worker_receipt is None else _as_signed(body.worker_receipt),
         body.request_hash,
+        body.shards,
     )
     return Receipt(claims, body.checkpoint.size, root)
 

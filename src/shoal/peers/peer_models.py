@@ -24,7 +24,7 @@ from shoal.coordinator.worker_events import WorkerPort
 from shoal.domain import vocabulary as words
 from shoal.domain.credentials import may_offer
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import ANY_MODEL, JobKind, NamedWork
+from shoal.domain.work import ANY_MODEL, MODEL_QUEUE, JobKind, NamedWork
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.peers.model_libraries import usable_library
 from shoal.transports.clock import Clock, Timer
@@ -33,7 +33,7 @@ MODELS_MAX = 256  # models per peer; further ones are ignored
 NAME_MAX = 256  # characters of the name of a peer or a model
 ENDED_MAX = 256  # recently ended jobs per peer, for receipts that arrive later
 
-LIBRARY = "*models"  # ends the name of the worker that loads a machine's models
+LIBRARY = MODEL_QUEUE  # ends the name of the worker that loads a machine's models
 
 UNLOADED = "no longer loaded"
 

@@ -125,6 +125,16 @@ class PoolState:
             return self.workers
         return {name: w for name, w in self.workers.items() if name not in libraries}
 
+    def shards_of(self, worker_id: WorkerId, model: str) -> tuple[str, ...]:
+        """Return the machines that run a model together; none: the worker's does it."""
+        library = self.workers.get(WorkerId(f"{peer_of(worker_id)}/{MODEL_QUEUE}"))
+        offered = None if library is None else library.offer.library
+        if offered is None or offered.loan is None:
+            return ()
+        group = offered.loan.group(model)
+        machines = (each.machine for each in (group.shards if group else ()))
+        return tuple(peer_of(WorkerId(each)) for each in machines)
+
     def cost(self, level: CostLevel) -> float:
         """Return the relative time that one more job would take at this level.
 
