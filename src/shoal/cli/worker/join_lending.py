@@ -1,5 +1,6 @@
 """The memory that a worker lends, and the models that it runs with other machines."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from shoal.domain.work import ModelOrder
 from shoal.domain.worker import MemoryLoan
 from shoal.engines.loadable_files import LoadableFile
 from shoal.engines.shards.programs import ShardPrograms, find_programs
+from shoal.engines.shards.shard_caches import trim_caches
 from shoal.engines.shards.shard_process import ShardProcess, can_isolate
 from shoal.engines.shards.split_engine import SplitEngine
 from shoal.ledger.keys import Signer
@@ -84,6 +86,8 @@ class SharedMemory:
         """Return what holds parts of models that others run."""
 
         async def start(cache: Path, memory: int) -> ShardProcess:
+            limit = self.terms.memory  # of the disk, too
+            await asyncio.to_thread(trim_caches, self.folder, limit, [cache])
             return await ShardProcess.start(self.programs, cache, memory=memory)
 
         return Lender(self.terms, start, self.folder, "", throttle, report)

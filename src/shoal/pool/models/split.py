@@ -1,9 +1,10 @@
 """How the layers of a model are split over machines, where it fits on none.
 
-One machine *runs* the model: it has the file, reads prompts, and holds the last layers,
-for what follows them is large (a number for each token of the vocabulary).  The others
-*lend* memory: each holds a row of layers before these.  Each token visits all of them
-in turn, so the time of a token is the sum of theirs, and of the ways.
+One machine *runs* the model: it has the file, reads prompts, and holds the first layers
+and what follows the last, whose result is large (a number for each token of the
+vocabulary).  The others *lend* memory: each holds a row of the layers between.  Each
+token visits all of them in turn, so the time of a token is the sum of theirs, and of
+the ways.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class ModelSplit:
-    """The parts of a model, in the order of its layers: that of the runner is last.
+    """The parts of a model, those of lenders in the order of its layers.
+
+    The runner's is last, and has the layers before these.
 
     ``batch`` is how many tokens of a prompt are read at a time, and ``seconds`` how
     long a token of an answer takes, roughly.
@@ -125,12 +128,12 @@ class _PartSizes:
         return None
 
     def _fill(self, runner: Holder, lenders: Sequence[Holder]) -> ModelSplit | None:
-        """Give each machine as many layers as it holds, from the last one on.
+        """Give each machine as many layers as it holds, the runner the first ones.
 
         The quickest come first, and what is left is the slowest's.
         """
         quickest = sorted(lenders, key=lambda each: (each.seconds(int(GB)), each.id))
-        left = len(self.sizes)
+        next_, last = 0, len(self.sizes)
         shards: list[Shard] = []
         seconds = 0.0
         for place, besides in (
@@ -138,16 +141,17 @@ class _PartSizes:
             *((each, self.besides) for each in quickest),
         ):
             taken, count = besides, 0
-            while left and taken + self.sizes[left - 1] <= place.room:
-                left -= 1
-                taken += self.sizes[left]
+            while next_ < last and taken + self.sizes[next_] <= place.room:
+                taken += self.sizes[next_]
+                next_ += 1
                 count += 1
             if count or place is runner:
-                shards.insert(0, Shard(place.id, count, taken))
+                shards.append(Shard(place.id, count, taken))
                 seconds += place.seconds(taken)
-        if left or len(shards) < 2:
+        if next_ < last or len(shards) < 2:
             return None
-        return ModelSplit(tuple(shards), self.batch, seconds)
+        own, *lent = shards
+        return ModelSplit((*lent, own), self.batch, seconds)
 
     def shortage(self, runner: Holder, lenders: Sequence[Holder]) -> str:
         """Say what is missing."""
