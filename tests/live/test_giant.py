@@ -130,7 +130,8 @@ def test_whatever_happens_to_a_part_the_text_is_the_same(machines: Machines) -> 
     assert machines.shared("anna") == "lends 90 MB: 47 MB to giant on runner"
 
     with machines.pool.client() as client:
-        (job,) = machines.pool.admin("jobs?kind=chat")["data"]
+        jobs = machines.pool.admin("jobs")["data"]
+        (job,) = [each for each in jobs if each["kind"] == "chat"]
         receipt = client.get(f"/receipts/{job['id']}", cast_to=object)
     assert '"shards":["shoal:anna","shoal:runner"]' in str(receipt)
 
