@@ -19,6 +19,9 @@ PROXIES := { command -v nginx && command -v caddy; } >/dev/null || { \
 # What tests join machines of their own with.
 MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y iproute2; }
 
+# What shuts in the processes that hold parts of others' models, where unshare may not.
+SANDBOX := command -v bwrap >/dev/null || { apt-get update && apt-get install -y --no-install-recommends bubblewrap; }
+
 # What tests look at the dashboard with.  Where it is no package, a whole Chromium does.
 BROWSER := command -v chromium-headless-shell >/dev/null || { \
 	apt-get update && apt-get install -y chromium-headless-shell; } || command -v chromium
@@ -77,6 +80,7 @@ demo-train: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
+	$(if $(filter Linux,$(shell uname -s)),$(SANDBOX))
 	$(PYTEST) -m "not long" $(if $(COVERAGE),--cov --cov-report=)
 
 # What `make test` costs, in processor seconds: by folder, file, test and fixture, and what
