@@ -112,12 +112,6 @@ class OpenCallStream:
         """How many workers it was lost with, which have not come back."""
         return self._hub.pool.jobs[self.job_id].lost
 
-    @property
-    def keeps_calls(self) -> bool:
-        """Whether its worker runs calls on when its connection is lost."""
-        worker = self._hub.pool.holder_of(self.job_id)
-        return worker is not None and worker.keeps_jobs
-
     def close(self, *, idle: bool) -> None:
         """Give the slot back; the listener receives no more events.
 

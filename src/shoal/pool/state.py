@@ -12,7 +12,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, Privacy
 from shoal.domain.outcome import Fault
 from shoal.domain.work import MODEL_QUEUE, JobKind
-from shoal.domain.worker import Suspension
+from shoal.domain.worker import MemoryLoan, Suspension
 from shoal.pool.beginnings import KnownBeginnings
 from shoal.pool.context_limits import UNKNOWN_LENGTH
 from shoal.pool.fair_shares import FairShares
@@ -125,13 +125,16 @@ class PoolState:
             return self.workers
         return {name: w for name, w in self.workers.items() if name not in libraries}
 
+    def loan_of(self, peer: str) -> MemoryLoan | None:
+        """Return how a machine takes part in models of several, if it does."""
+        worker = self.workers.get(WorkerId(f"{peer}/{MODEL_QUEUE}"))
+        library = None if worker is None else worker.offer.library
+        return None if library is None else library.loan
+
     def shards_of(self, worker_id: WorkerId, model: str) -> tuple[str, ...]:
         """Return the machines that run a model together; none: the worker's does it."""
-        library = self.workers.get(WorkerId(f"{peer_of(worker_id)}/{MODEL_QUEUE}"))
-        offered = None if library is None else library.offer.library
-        if offered is None or offered.loan is None:
-            return ()
-        group = offered.loan.group(model)
+        loan = self.loan_of(peer_of(worker_id))
+        group = None if loan is None else loan.group(model)
         machines = (each.machine for each in (group.shards if group else ()))
         return tuple(peer_of(WorkerId(each)) for each in machines)
 

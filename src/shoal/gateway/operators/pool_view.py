@@ -23,7 +23,6 @@ from shoal.gateway.operators.status import (
     WorkerStatus,
     clock_offset,
     job_counts,
-    loan_of,
     node_statuses,
     peer_status,
     refused_peer_statuses,
@@ -237,7 +236,7 @@ class PoolView:
         peers: dict[str, _SeenPeer] = {}
         for peer, joined in directory.connected.items():
             pending = pool.approvals.is_pending(peer, joined.public_key)
-            profile, loan = directory.profile_of(peer), loan_of(peer, pool)
+            profile, loan = directory.profile_of(peer), pool.loan_of(peer)
             made_of = (joined, profile, pending, loan)
             known = self._peers.get(peer)
             if known is None or known.made_of != made_of:

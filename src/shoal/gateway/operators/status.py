@@ -7,7 +7,7 @@ import msgspec
 import shoal
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId, peer_of
-from shoal.domain.worker import MachineHealth, MemoryLoan
+from shoal.domain.worker import MachineHealth
 from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
@@ -19,7 +19,6 @@ from shoal.gateway.operators.workers import (
     suspension_state,
 )
 from shoal.peers.peer_directory import PeerDirectory
-from shoal.peers.peer_models import LIBRARY
 from shoal.pool.models.groups import describe_loan
 from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
@@ -316,7 +315,7 @@ def peer_status(peer: str, directory: PeerDirectory, pool: PoolState) -> PeerSta
 
 def _shared_models(peer: str, directory: PeerDirectory, pool: PoolState) -> str:
     """Return what a peer lends to models of others, and runs with others, or empty."""
-    if (loan := loan_of(peer, pool)) is None:
+    if (loan := pool.loan_of(peer)) is None:
         return ""
 
     def name_of(machine: str) -> str:
@@ -324,13 +323,6 @@ def _shared_models(peer: str, directory: PeerDirectory, pool: PoolState) -> str:
         return directory.profile_of(other).name or other
 
     return describe_loan(loan, name_of)
-
-
-def loan_of(peer: str, pool: PoolState) -> MemoryLoan | None:
-    """Return how a peer takes part in models that several machines run, if it does."""
-    worker = pool.workers.get(WorkerId(f"{peer}/{LIBRARY}"))
-    library = None if worker is None else worker.offer.library
-    return None if library is None else library.loan
 
 
 def refused_peer_statuses(directory: PeerDirectory) -> list[RefusedPeerStatus]:

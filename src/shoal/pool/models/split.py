@@ -59,11 +59,6 @@ class ModelSplit:
     batch: int
     seconds: float
 
-    @property
-    def runner(self) -> str:
-        """The machine that runs the model."""
-        return self.shards[-1].machine
-
 
 def split_model(
     model: LoadableModel,
