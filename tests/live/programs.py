@@ -4,6 +4,8 @@ import json
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,6 +195,20 @@ class Pool:
     def workers(self) -> Sequence[dict[str, Any]]:
         workers: Sequence[dict[str, Any]] = self.admin("status")["workers"]
         return workers
+
+
+def demonstrate(script: Path, *arguments: str) -> list[tuple[float, str]]:
+    """Run a demonstration, which succeeds; return its lines, with the seconds."""
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    parted = (each.split(" s  ", 1) for each in done.stdout.splitlines())
+    return [(float(seconds), line) for seconds, line in parted]
 
 
 @contextmanager

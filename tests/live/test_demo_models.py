@@ -1,13 +1,11 @@
 """`make demo-models`: a model is loaded, copied, and outlives its first machine."""
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from live.programs import PATIENCE
+from live.programs import demonstrate
 from shoal.engines.gguf_files import DEMO_PACKAGE
 
 DEMO = Path(__file__).parents[2] / "scripts" / "demo_models.py"
@@ -17,16 +15,8 @@ DEMO = Path(__file__).parents[2] / "scripts" / "demo_models.py"
     find_spec(DEMO_PACKAGE) is None, reason="the demo's model is not installed"
 )
 def test_each_answer_ends_whole_though_the_first_machine_is_lost() -> None:
-    done = subprocess.run(
-        [sys.executable, str(DEMO)],
-        capture_output=True,
-        text=True,
-        timeout=3 * PATIENCE,
-        check=False,
-    )
+    lines = [line for _, line in demonstrate(DEMO)]
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [each.split(" s  ", 1)[1] for each in done.stdout.splitlines()]
     assert lines[4:6] == [
         "a chat asks for storyteller, which is loaded nowhere",
         "storyteller is loaded on otter",

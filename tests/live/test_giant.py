@@ -19,6 +19,7 @@ from live.programs import (
     TOKEN,
     Program,
     Programs,
+    demonstrate,
     eventually,
     text_in,
 )
@@ -105,16 +106,8 @@ def shard_of(worker: Program) -> psutil.Process:
 
 
 def test_the_demonstration() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(llama_cpp())],
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-        check=False,
-    )
+    lines = [line for _, line in demonstrate(SCRIPT, str(llama_cpp()))]
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [each.split(" s  ", 1)[1] for each in done.stdout.splitlines()]
     assert "its layers: 17 on beaver and 13 on otter" in lines
     assert "⟨beaver was killed, and its part of the model⟩" in lines
     assert "its layers: 17 on heron and 13 on otter" in lines
