@@ -85,6 +85,12 @@ def test_shortage_is_explained_with_numbers() -> None:
     assert split(place("here", 1), place("anna", 99)) == (
         "needs 2.1 GB on the machine that runs it, and here has 900 MB"
     )
+    lenders = place("anna", 4), place("ben", 8)
+    for each in (lenders, lenders[::-1]):
+        assert split(place("here", 12), *each) == (
+            "needs 41.7 GB: here has 10.8 GB, those that lend have 10.8 GB (ben 7.2 "
+            "GB, anna 3.6 GB)"
+        )
 
 
 places = st.builds(

@@ -105,14 +105,11 @@ class _PartSizes:
         """
         if runner.room < self.ends:
             return None
-        others = sorted(
-            (
-                each
-                for each in lenders
-                if each.id != runner.id and each.round_trip <= ROUND_TRIP_MAX
-            ),
-            key=lambda each: (-each.room, each.round_trip, each.id),
-        )
+        others = [
+            each
+            for each in _by_room(runner, lenders)
+            if each.round_trip <= ROUND_TRIP_MAX
+        ]
         room = runner.room - self.ends
         for count, lender in enumerate(others, 1):
             room += max(0, lender.room - self.besides)
@@ -155,9 +152,15 @@ class _PartSizes:
             need = shown_size(self.ends)
             return f"needs {need} on the machine that runs it, and {has}"
         need = shown_size(sum(self.sizes) + self.ends)
-        others = [each for each in lenders if each.id != runner.id]
+        others = _by_room(runner, lenders)
         if not others:
             return f"needs {need}: {has}, none lends"
         shown = some_of([f"{each.name} {shown_size(each.room)}" for each in others])
         lent = shown_size(sum(each.room for each in others))
         return f"needs {need}: {has}, those that lend have {lent} ({shown})"
+
+
+def _by_room(runner: Holder, lenders: Sequence[Holder]) -> list[Holder]:
+    """Return the machines but the runner, in an order that is always the same."""
+    others = (each for each in lenders if each.id != runner.id)
+    return sorted(others, key=lambda each: (-each.room, each.round_trip, each.id))
