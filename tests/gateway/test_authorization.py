@@ -138,7 +138,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/admin/models/{model}"): OVERVIEW,
     ("GET", "/admin/aliases"): ANY_KEY,
     ("GET", "/admin/deployments"): OVERVIEW,
-    ("GET", "/admin/splits/{name}"): OVERVIEW,
+    ("GET", "/admin/splits/{name}"): (404, 404, 403, 403, 403, 401),
     ("PUT", "/admin/deployments/{name}"): (404, 403, 403, 403, 403, 401),
     ("DELETE", "/admin/deployments/{name}"): (404, 403, 403, 403, 403, 401),
     ("PUT", "/admin/aliases/{name}"): CREATION,

@@ -51,7 +51,8 @@ class Machines:
         if not flags:
             shutil.copy(demo_model_path(), data / "models" / f"{MODEL}.gguf")
         return self.pool.joined(
-            *(name, "--load", "local", "--data-dir", str(data), "--memory", memory),
+            *(name, "--load", "local", "--data-dir", os.path.relpath(data)),
+            *("--memory", memory),
             *("--context", "512", "--slots", "1", "--llama-cpp", str(llama_cpp())),
             *flags,
         )

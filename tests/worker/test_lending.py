@@ -173,7 +173,8 @@ async def test_machine_that_lost_several_parts_lends_no_more_for_a_while(
         assert owner.reports[-1].endswith("was ended by SIGKILL")
 
     assert owner.lender.loan.memory == 0
-    with pytest.raises(JobError, match="3 parts were lost on this machine"):
+    assert owner.changes > 0
+    with pytest.raises(JobError, match="3 parts were lost here, so it rests"):
         await owner.lender.lend(ORDER)
 
 

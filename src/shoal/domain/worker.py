@@ -253,7 +253,8 @@ class MemoryLoan(msgspec.Struct, frozen=True):
     of the machines that it is lent to, in hexadecimal; empty: any machine of the pool.
     ``protocol`` is that of the engine between machines, which must be the same on all,
     and ``key`` the machine's own, with which it runs models.  ``groups`` are the orders
-    to load what it runs together with others now.
+    to load what it runs together with others now.  ``unfit`` is why it lends nothing
+    for now; empty: it lends.
     """
 
     protocol: str
@@ -262,6 +263,12 @@ class MemoryLoan(msgspec.Struct, frozen=True):
     runners: tuple[str, ...] = ()
     shards: tuple[LentShard, ...] = ()
     groups: tuple[ModelOrder, ...] = ()
+    unfit: str = ""
+
+    @property
+    def lends(self) -> bool:
+        """Whether its owner lends memory, if not now."""
+        return bool(self.memory or self.unfit)
 
     @property
     def free(self) -> int:

@@ -60,6 +60,7 @@ def _usable_loan(loan: MemoryLoan, key: str) -> MemoryLoan | None:
         runners=loan.runners[:SHARDS_MAX],
         shards=tuple(filter(_is_shard, loan.shards[:SHARDS_MAX])),
         groups=tuple(filter(_is_group, loan.groups[:SHARDS_MAX])),
+        unfit=loan.unfit[:TEXT_MAX],
     )
 
 

@@ -84,18 +84,18 @@ class Lender:
         self._shards: dict[str, _HeldShard] = {}  # by group
         self._endings: set[asyncio.Task[None]] = set()
         self._failures = 0
-        self._lends_again = 0.0  # event loop time
+        self._forgiving: asyncio.TimerHandle | None = None
         self.on_change: Callable[[], None] = _ignore
         throttle.listen(self._on_throttle)
 
     @property
     def loan(self) -> MemoryLoan:
         """What is lent now, with the shards."""
-        memory = self._terms.memory
-        if self._throttle.paused or self._pause_left():
+        memory, unfit = self._terms.memory, self._unfit if self._terms.memory else ""
+        if unfit:
             memory = sum(each.order.own_memory for each in self._shards.values())
         shards = tuple(each.lent for each in self._shards.values())
-        return replace(self._terms, memory=memory, shards=shards)
+        return replace(self._terms, memory=memory, shards=shards, unfit=unfit)
 
     async def lend(self, order: ModelOrder) -> None:
         """Hold a part of a model, from now on.
@@ -113,6 +113,7 @@ class Lender:
             )
             port = await ShardPort.open(self._host, order.group, order.runner, process)
         except ShoalError as error:
+            self._report(order.name, f"no part of it can be held: {error}")
             self._count_failure()
             raise JobError(f"no part of {order.name} can be held: {error}") from error
         shard = self._shards[order.group] = _HeldShard(order, port)
@@ -129,6 +130,8 @@ class Lender:
 
     async def close(self) -> None:
         """Free all shards."""
+        if self._forgiving is not None:
+            self._forgiving.cancel()
         for each in [*self._shards.values()]:
             await self._end(each, "this worker stops")
 
@@ -142,13 +145,8 @@ class Lender:
                 f"this machine lends no memory to the key {order.runner!a:.80}: its "
                 "owner named others with --lend-for"
             )
-        if self._throttle.paused:
-            return f"this machine lends nothing now: {self._throttle.why_paused}"
-        if left := self._pause_left():
-            return (
-                f"{self._failures} parts were lost on this machine: it lends again in "
-                f"{left:.0f} s"
-            )
+        if why := self._unfit:
+            return f"this machine lends nothing now: {why}"
         free = self.loan.free
         if not 0 < need <= free:
             return (
@@ -201,18 +199,24 @@ class Lender:
 
     def _count_failure(self) -> None:
         self._failures += 1
-        if self._failures >= FAILURES_MAX:
-            now = asyncio.get_running_loop().time()
-            self._lends_again = now + FAILURE_PAUSE
+        if self._failures == FAILURES_MAX:
+            self.on_change()
+            loop = asyncio.get_running_loop()
+            self._forgiving = loop.call_later(FAILURE_PAUSE, self._forgive)
 
-    def _pause_left(self) -> float:
-        """Return for how many seconds this machine does not lend."""
+    def _forgive(self) -> None:
+        """Lend again."""
+        self._failures = 0
+        self.on_change()
+
+    @property
+    def _unfit(self) -> str:
+        """Why nothing is lent for now; empty: it is."""
+        if self._throttle.paused:
+            return self._throttle.why_paused
         if self._failures < FAILURES_MAX:
-            return 0.0
-        left = self._lends_again - asyncio.get_running_loop().time()
-        if left <= 0:
-            self._failures = 0
-        return max(0.0, left)
+            return ""
+        return f"{FAILURES_MAX} parts were lost here, so it rests for ten minutes"
 
 
 def _ignore() -> None:

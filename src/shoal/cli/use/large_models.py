@@ -41,7 +41,10 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield printable(f"{plan['model']}: {size}, split over {shown}")
     for each in parts:
         yield printable(f"  {machine_name(each)}: {each['layers']} layers")
-    yield f"  about {plan['tokens_per_second']:.1f} tokens a second, if links are quick"
+    if (speed := plan["tokens_per_second"]) is None:
+        yield "  loaded"
+    else:
+        yield f"  about {speed:.1f} tokens a second, if links are quick"
 
 
 @contextmanager

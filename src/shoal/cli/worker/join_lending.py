@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.domain.errors import ConfigError
@@ -36,13 +38,14 @@ def lent_bytes(config: JoinConfig) -> int:
     found = _SIZE.fullmatch(config.lend_memory.strip())
     if found is None:
         raise ConfigError(
-            f"--lend-memory {config.lend_memory}: expected gigabytes, such as 12GB"
+            f"--lend-memory {config.lend_memory}: expected a size, such as 12GB, 500MB "
+            "or 12 (GB)"
         )
     for key in config.lend_for:
         if _KEY.fullmatch(key) is None:
             raise ConfigError(
                 f"--lend-for {key:.80}: expected the public key of a machine, 64 "
-                "hexadecimal digits, as its `shoal join` shows it"
+                "hexadecimal digits, as `shoal status --json` shows it"
             )
     return int(float(found[1]) * _UNITS[found[2][:1].upper()])
 
@@ -130,7 +133,7 @@ async def open_shared_memory(
                 "several machines run"
             )
         return None
-    folder = Path(config.llama_cpp) if config.llama_cpp else None
+    folder = _absolute(Path(config.llama_cpp)) if config.llama_cpp else None
     try:
         programs = await find_programs(folder)
     except ConfigError:
@@ -145,7 +148,17 @@ async def open_shared_memory(
                 "folder with --llama-cpp"
             )
         return None
+    whole = psutil.virtual_memory().total
+    if memory > whole:
+        raise ConfigError(
+            f"--lend-memory {config.lend_memory}: this machine has {whole / 1e9:.1f} GB"
+        )
     key = signer.public_key.hex()
     terms = MemoryLoan(programs.protocol, key, memory, tuple(config.lend_for))
     isolated = bool(memory) and await can_isolate()
-    return SharedMemory(programs, terms, signer, data / CACHES, isolated)
+    return SharedMemory(programs, terms, signer, _absolute(data / CACHES), isolated)
+
+
+def _absolute(path: Path) -> Path:
+    """Return a path that is right in the folders of shards' processes, too."""
+    return path.absolute()

@@ -31,6 +31,7 @@ from shoal.engines.selection import EngineSource
 from shoal.engines.shards.split_engine import SplitEngine
 from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
 from shoal.ledger.keys import Signer, verify
+from shoal.pool.models.machine import shown_size
 from shoal.protocols.seam.context import Dialer, WorkerProfile
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
@@ -229,6 +230,9 @@ def _joint_offers(
             about = _about(worker, offered.model, offered.slots)
         elif worker.library is not None and (loadable := worker.library.current.models):
             about = {"models to load": [each.name for each in loadable]}
+        elif worker.library is not None and worker.library.shared is not None:
+            lent = worker.library.shared.terms.memory
+            about = {"memory to lend:": shown_size(lent)}
         worker.report(worker.name, about, event)
 
     engines = [

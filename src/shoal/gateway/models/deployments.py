@@ -216,11 +216,11 @@ class SplitQuery(msgspec.Struct, frozen=True):
 
 
 class SplitPlan(msgspec.Struct, frozen=True):
-    """How a model would be split over machines now; ``why`` it would not be, or empty.
+    """How a model is split over machines, or would be; ``why`` it would not, or empty.
 
     ``needed``: no machine with its file has the memory to run it alone.  The last of
     the ``parts`` is that of the machine which runs it.  ``tokens_per_second`` is what
-    the memory of the machines allows, for one answer.
+    the memory of the machines allows, for one answer; null: it is split already.
     """
 
     model: str
@@ -239,13 +239,19 @@ class SplitPlan(msgspec.Struct, frozen=True):
 async def show_split(gateway: ModelsGateway, name: str, query: SplitQuery) -> SplitPlan:
     machines = present_machines(gateway)
     on = [each.strip() for each in query.on.split(",") if each.strip()]
-    now = gateway.clock.now()
+    if not any(each.library.find(name) for each in machines):
+        hint = suggest_names(name, gateway.hub.pool.roster.loadable, "")
+        raise NotFound(f"no machine has the file of {name}{hint and f'; {hint}'}")
+    now, names = gateway.clock.now(), {each.id: each.name for each in machines}
+    for machine in machines:
+        loan = machine.library.loan
+        if loan is not None and (group := loan.group(name)) is not None:
+            return SplitPlan(name, True, _parts(group.shards, names), None, "")
     found, needed = plan_group(machines, name, on, now), True
     if not on:
         needed = not fits_alone(machines, name, now)
     if isinstance(found, str):
         return SplitPlan(name, needed, [], None, found)
-    names = {each.id: each.name for each in machines}
     parts = _parts(found.shards, names)
     return SplitPlan(name, needed, parts, round(1 / found.seconds, 2), "")
 

@@ -179,6 +179,7 @@ class PeerStatus(PeerDetails, frozen=True):
     submits_jobs: bool
     pending: bool  # whether an operator has to approve it
     shared: str  # the memory that it lends, and the models that it runs with others
+    public_key: str | None  # hexadecimal; null if it has proven none
 
 
 class RefusedPeerStatus(PeerDetails, frozen=True):
@@ -310,6 +311,7 @@ def peer_status(peer: str, directory: PeerDirectory, pool: PoolState) -> PeerSta
         submits_jobs=joined.submits_jobs,
         pending=pool.approvals.is_pending(peer, joined.public_key),
         shared=_shared_models(peer, directory, pool),
+        public_key=joined.public_key,
     )
 
 

@@ -194,7 +194,7 @@ class _Groups:
         deployment = self.deployments.get(name)
         allowed = self.allowed(name, deployment.on if deployment else ())
         if not any(_can_run(each, name) for each in allowed) or not any(
-            each.library.loan.memory for each in allowed if each.library.loan
+            each.library.loan.lends for each in allowed if each.library.loan
         ):
             self.unplaced[name] = why
             return
@@ -241,6 +241,11 @@ class _Groups:
             if found:
                 return min(found, key=_preference)
         reasons += [split for _, split in tried if isinstance(split, str)]
+        reasons += [
+            f"{each.shown_name} lends nothing: {why}"
+            for each in allowed
+            if not _can_run(each, name) and (why := _refusal(each, name))
+        ]
         return some_of(reasons, "; ") or "no machine with its file splits models"
 
     def _split(
@@ -363,7 +368,9 @@ def describe_loan(loan: MemoryLoan, name_of: Callable[[str], str]) -> str:
         ]
         own = group.shards[-1].layers
         parts.append(f"runs {group.name} with {', '.join(others)}, {own} layers here")
-    if loan.memory:
+    if loan.unfit:
+        parts.append(f"lends nothing now: {loan.unfit}")
+    elif loan.memory:
         lent = f"lends {shown_size(loan.memory)}"
         held = [
             f"{shown_size(each.order.own_memory)} to {each.order.name} on "
@@ -377,6 +384,12 @@ def describe_loan(loan: MemoryLoan, name_of: Callable[[str], str]) -> str:
 def _preference(found: tuple[Machine, ModelSplit]) -> tuple[int, float, str]:
     runner, split = found
     return len(split.shards), split.seconds, runner.id
+
+
+def _refusal(machine: Machine, name: str) -> str:
+    """Return why a machine holds no part of a model now; empty: it lends, or never."""
+    loan = machine.library.loan
+    return machine.failed.get(name, (0.0, ""))[1] or (loan.unfit if loan else "")
 
 
 def _can_run(machine: Machine, name: str) -> bool:
