@@ -200,7 +200,8 @@ class ModelOrders:
             groups = tuple(each for each in held if each is not None)
             loan = replace(self._lender.loan, groups=groups)
             library = replace(library, loan=loan)
-        if not library.models and not library.fetches and library.loan is None:
+        lends = library.loan is not None and library.loan.lends
+        if not (library.models or library.fetches or lends):
             return None
         return self._describe(library)
 

@@ -91,6 +91,11 @@ class WorkerLibrary:
             fetches=bool(self.peers),
         )
 
+    @property
+    def lent(self) -> int:
+        """The bytes that are lent to models that other machines run."""
+        return 0 if self.shared is None else self.shared.terms.memory
+
     def need(self, file: Path) -> int:
         """Return the bytes that the model of a file needs."""
         try:
@@ -213,7 +218,7 @@ async def open_worker_library(
         large = frozenset(
             name for name, file in loaded.items() if model_size(file) > memory.limit
         )
-    lends = shared is not None and shared.terms.memory
+    lends = shared is not None and shared.terms.memory > 0
     if not (large or lends or (loads and able)):
         return None
     kept = frozenset(loaded) - large if keeps or not loads else frozenset[str]()

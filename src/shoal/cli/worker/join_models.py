@@ -230,8 +230,7 @@ def _joint_offers(
             about = _about(worker, offered.model, offered.slots)
         elif worker.library is not None and (loadable := worker.library.current.models):
             about = {"models to load": [each.name for each in loadable]}
-        elif worker.library is not None and worker.library.shared is not None:
-            lent = worker.library.shared.terms.memory
+        elif worker.library is not None and (lent := worker.library.lent):
             about = {"memory to lend:": shown_size(lent)}
         worker.report(worker.name, about, event)
 
