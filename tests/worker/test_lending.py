@@ -93,6 +93,36 @@ async def test_part_is_lent_until_it_is_freed(owner: Owner) -> None:
     assert owner.reports[-1] == "big: lends no more memory to it: freed on order"
 
 
+async def test_order_that_is_cancelled_leaves_no_process(owner: Owner) -> None:
+    """As when the coordinator restarts, at any moment of a start or an end."""
+    for turns in range(40):
+        lending = asyncio.create_task(owner.lender.lend(ORDER))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        lending.cancel()
+        await asyncio.wait([lending])
+        freeing = asyncio.create_task(owner.lender.free(ORDER))
+        await asyncio.sleep(0)
+        freeing.cancel()
+        await asyncio.wait([freeing])
+        await until(lambda: owner.lender.loan == TERMS)
+        assert all(each.exited.done() for each in owner.started)
+
+    await owner.lender.lend(ORDER)
+    assert owner.lender.loan.shards
+
+
+async def test_two_orders_at_a_time_get_no_more_than_is_lent(owner: Owner) -> None:
+    other = replace(ORDER, group="big-2")
+
+    ended = await asyncio.gather(
+        owner.lender.lend(ORDER), owner.lender.lend(other), return_exceptions=True
+    )
+
+    assert [type(each) for each in ended] == [type(None), JobError]
+    assert len(owner.lender.loan.shards) == 1
+
+
 async def test_offer_says_whether_the_runner_is_connected(owner: Owner) -> None:
     await owner.lender.lend(ORDER)
     (lent,) = owner.lender.loan.shards

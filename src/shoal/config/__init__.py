@@ -418,8 +418,8 @@ class JoinConfig:
     )
     lend_memory: str = setting(
         "memory for parts of models that other machines run, which fit on none, such "
-        "as 12GB (default: none); whoever runs them may run code in the process that "
-        "holds a part",
+        "as 12GB (default: none); a machine that runs them may run code in the process "
+        "that holds a part",
         "",
         "GB",
         everyday=True,

@@ -36,16 +36,15 @@ Raises ShoalError.
 class _HeldShard:
     """A part of a model that this machine holds.
 
-    ``changed`` is set when the machine that runs the model connects or leaves, and
-    ``gone`` when its memory is free again.  ``watching`` ends with the shard.
+    ``changed`` is set when the machine that runs the model connects or leaves.
+    ``watching`` ends with the shard, and so does ``ending``, once its memory is free.
     """
 
     order: ModelOrder
     port: ShardPort
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     watching: "asyncio.Task[None] | None" = None
-    ending: bool = False
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: "asyncio.Task[None] | None" = None
 
     @property
     def lent(self) -> LentShard:
@@ -82,7 +81,7 @@ class Lender:
         self._throttle = throttle
         self._report = report
         self._shards: dict[str, _HeldShard] = {}  # by group
-        self._endings: set[asyncio.Task[None]] = set()
+        self._starting: dict[str, int] = {}  # bytes, by group
         self._failures = 0
         self._forgiving: asyncio.TimerHandle | None = None
         self.on_change: Callable[[], None] = _ignore
@@ -106,22 +105,32 @@ class Lender:
             return
         if why := self._refusal(order):
             raise JobError(why)
-        cache = hashlib.sha256(order.name.encode(errors="surrogatepass")).hexdigest()
+        self._starting[order.group] = order.own_memory
         try:
-            process = await self._start(
-                self._folder / cache[:FOLDER_LENGTH], order.own_memory
-            )
-            port = await ShardPort.open(self._host, order.group, order.runner, process)
+            port = await self._open(order)
         except ShoalError as error:
             self._report(order.name, f"no part of it can be held: {error}")
             self._count_failure()
             raise JobError(f"no part of {order.name} can be held: {error}") from error
+        finally:
+            del self._starting[order.group]
         shard = self._shards[order.group] = _HeldShard(order, port)
         port.on_use = shard.changed.set
         shard.watching = asyncio.create_task(self._watch(shard))
         size = shown_size(order.own_memory)
         self._report(order.name, f"lends {size} to the machine that runs it")
         self.on_change()
+
+    async def _open(self, order: ModelOrder) -> ShardPort:
+        """Start the process of a part, and open its port.  Raises ShoalError."""
+        cache = hashlib.sha256(order.name.encode(errors="surrogatepass")).hexdigest()
+        folder = self._folder / cache[:FOLDER_LENGTH]
+        process = await self._start(folder, order.own_memory)
+        try:
+            return await ShardPort.open(self._host, order.group, order.runner, process)
+        except BaseException:  # also if the order is cancelled
+            await process.close()
+            raise
 
     async def free(self, order: ModelOrder) -> None:
         """Hold a part of a model no longer."""
@@ -147,7 +156,9 @@ class Lender:
             )
         if why := self._unfit:
             return f"this machine lends nothing now: {why}"
-        free = self.loan.free
+        if order.group in self._starting:
+            return f"this machine is starting its part of {order.name} already"
+        free = self.loan.free - sum(self._starting.values())
         if not 0 < need <= free:
             return (
                 f"a part of {shown_size(need)} does not fit into the "
@@ -176,26 +187,27 @@ class Lender:
         await self._end(shard, port.lost.result())
 
     async def _end(self, shard: _HeldShard, reason: str) -> None:
-        if shard.ending:
-            await shard.gone.wait()
-            return
-        shard.ending = True
-        if shard.watching is not None and shard.watching is not asyncio.current_task():
+        """Free a shard, even if the caller is cancelled."""
+        await asyncio.shield(self._begin_end(shard, reason))
+
+    def _begin_end(self, shard: _HeldShard, reason: str) -> "asyncio.Task[None]":
+        if shard.ending is None:
+            shard.ending = asyncio.create_task(self._close(shard, reason))
+        return shard.ending
+
+    async def _close(self, shard: _HeldShard, reason: str) -> None:
+        if shard.watching is not None:
             shard.watching.cancel()
         await shard.port.close()
         del self._shards[shard.order.group]
-        shard.gone.set()
         self._report(shard.order.name, f"lends no more memory to it: {reason}")
         self.on_change()
 
     def _on_throttle(self) -> None:
         """Free all shards while the owner needs the machine."""
-        if not self._throttle.paused or not self._shards:
-            return
-        for shard in [*self._shards.values()]:
-            why = self._throttle.why_paused
-            self._endings.add(task := asyncio.create_task(self._end(shard, why)))
-            task.add_done_callback(self._endings.discard)
+        if why := self._throttle.why_paused:
+            for shard in self._shards.values():
+                self._begin_end(shard, why)
 
     def _count_failure(self) -> None:
         self._failures += 1

@@ -213,7 +213,7 @@ class Room:
         machine = self.machine
         self.free = self.capacity = machine.library.memory or 1
         for name, order in machine.ordered.items():
-            if order.action is ModelAction.UNLOAD:
+            if order.action is ModelAction.UNLOAD and not order.group:
                 self.unloading.add(name)
                 if name not in machine.loaded:
                     # No longer offered; its memory is free once the order has ended.
