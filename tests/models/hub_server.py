@@ -61,7 +61,7 @@ class HubServer:
 
     async def file(self, request: web.Request) -> web.StreamResponse:
         if self.gone:
-            raise web.HTTPServiceUnavailable
+            raise web.HTTPForbidden  # which its library does not repeat
         data = self.repositories[request.match_info["repository"]][
             request.match_info["file"]
         ]

@@ -8,7 +8,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from shoal.app.worker_ports import websocket_port
-from shoal.domain.errors import NotAdmitted
+from shoal.domain.errors import NotAdmitted, ShoalError
 from shoal.ledger.keys import Signer, verify
 from shoal.models.partial_server import OpenPort
 from shoal.models.peer_connection import WEB
@@ -68,9 +68,15 @@ async def model_port(
     )
     endpoints = protocol.endpoints(protocol.config(passcode=passcode), context)
     named = [(wire, each) for each in endpoints]
+    failed: ShoalError | None = None
     async with websocket_port(named, host, 0, serve, flag="--from") as port:
         named_host = f"[{host}]" if ":" in host else host
-        yield f"http://{named_host}:{port}"
+        try:
+            yield f"http://{named_host}:{port}"
+        except ShoalError as error:
+            failed = error  # the port's task group would wrap it
+    if failed is not None:
+        raise failed
 
 
 def _refuse(request: admission.JoinRequest) -> admission.AdmissionGrant:

@@ -48,12 +48,17 @@ class HubSource:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["HubConnection"]:
+        lost: ShoalError | None = None
         async with asyncio.TaskGroup() as tasks:
             connection = HubConnection(self, tasks)
             try:
                 yield connection
+            except ShoalError as error:
+                lost = error  # the group would wrap it
             finally:
                 connection.leave()
+        if lost is not None:
+            raise lost
 
 
 class HubConnection:
