@@ -8,7 +8,7 @@ import pytest
 
 from engines.gguf_headers import LLAMA, gguf
 from engines.outputs import TINY
-from shoal.domain.work import Feature
+from shoal.domain.work import Feature, HubModel
 from shoal.domain.worker import LoadableModel
 from shoal.engines import loadable_files
 from shoal.engines.loadable_files import FileLibrary, describe_file
@@ -94,6 +94,21 @@ def test_file_of_the_hubs_cache_has_its_digest(tmp_path: Path) -> None:
     link.symlink_to(blob)
 
     assert describe_file(link).digest == f"sha256:{SHA256}"
+
+
+def test_file_of_the_hubs_cache_has_its_repository(tmp_path: Path) -> None:
+    cache, commit = tmp_path / "hub", "a" * 40
+    for place, found in (
+        (f"models--org--name-1.5/snapshots/{commit}/Q8/m.gguf", True),
+        ("models--org--name/snapshots/main/m.gguf", False),
+        (f"models--name/snapshots/{commit}/m.gguf", False),
+        (f"other/snapshots/{commit}/m.gguf", False),
+        ("m.gguf", False),
+    ):
+        model = describe_file(write(cache / place))
+
+        expected = HubModel("org/name-1.5", "Q8/m.gguf", commit, 1000)
+        assert model.hub == (expected if found else None), place
 
 
 def test_only_files_that_changed_are_read_again(

@@ -1,5 +1,6 @@
 """Models that a pool loads for requests, with llama.cpp and real processes."""
 
+import asyncio
 import shutil
 
 import openai
@@ -7,7 +8,8 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from engines.model_servers import Ollama, serving
-from live.programs import TINY, Pool, Program, Programs, eventually
+from live.programs import KEY, TINY, Pool, Program, Programs, eventually
+from models import hub_server
 
 ASK: ChatCompletionUserMessageParam = {"role": "user", "content": "hello"}
 
@@ -78,6 +80,36 @@ def test_a_deployment_outlives_its_machine_and_its_coordinator(
     pool = programs.serve(port=pool.port)
     eventually(lambda: replicas(pool, "small") == {"ben": "loaded"}, "its return")
     assert said(pool, "small")
+
+
+async def test_machines_get_a_deployed_model_from_the_hub(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"tiny-Q8_0.gguf": TINY.read_bytes(), "tiny-F16.gguf": b"GGUF?"}
+    hub = hub_server.HubServer({"org/Tiny-GGUF": files})
+    async with hub_server.serving(hub):
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(programs.folder / "cache"))
+        await asyncio.to_thread(_deploy_from_hub, programs)
+
+    assert {*hub.downloads} == {"tiny-Q8_0.gguf"}
+    assert {*hub.revisions} == {hub_server.COMMIT}
+
+
+def _deploy_from_hub(programs: Programs) -> None:
+    pool = programs.serve()
+    for name in ("anna", "ben"):
+        data = str(programs.folder / name)
+        pool.joined(name, "--load", "pull", "--data-dir", data)
+    where = ("--url", pool.url, "--api-key", KEY)
+    source = ("--hub", "org/Tiny-GGUF:Q8_0", "--replicas", "2")
+
+    deploy = programs.run("models", "deploy", "mine", *source, *where)
+
+    assert deploy.wait() == 0, deploy.errors
+    both = {"anna": "loaded", "ben": "loaded"}
+    eventually(lambda: replicas(pool, "mine") == both, "the loads")
+    assert said(pool, "mine")
 
 
 def test_a_model_makes_room_for_another(programs: Programs) -> None:

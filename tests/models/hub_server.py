@@ -19,8 +19,8 @@ class HubServer:
 
     ``cut_after``: the next download ends after so many bytes.  ``damaged``: files
     arrive with another first byte.  ``claimed_size`` is told of each file, and
-    ``downloads`` are the files that were sent, ``sent`` the bytes of them, and
-    ``seconds`` how long each request takes.  ``gone``: no file is sent.
+    ``downloads`` are the files that were sent, of the ``revisions``, ``sent`` the bytes
+    of them, and ``seconds`` how long each request takes.  ``gone``: no file is sent.
     """
 
     repositories: Mapping[str, Mapping[str, bytes]] = field(repr=False)
@@ -29,6 +29,7 @@ class HubServer:
     claimed_size: int | None = None
     ranges: list[str] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)  # files
+    revisions: list[str] = field(default_factory=list)  # of these
     seconds: float = 0.0
     gone: bool = False
     sent: int = 0
@@ -76,6 +77,7 @@ class HubServer:
             headers["Content-Length"] = str(len(data))
             return web.Response(headers=headers)
         self.downloads.append(request.match_info["file"])
+        self.revisions.append(request.match_info["revision"])
         begin = 0
         status, size = 200, len(data)
         if found := re.fullmatch(
@@ -111,6 +113,9 @@ async def serving(hub: HubServer) -> AsyncIterator[HubServer]:
     app = web.Application()
     app.router.add_get("/api/models", hub.search)
     app.router.add_get(r"/api/models/{repository:[^/]+/[^/]+}", hub.about)
+    app.router.add_get(
+        r"/api/models/{repository:[^/]+/[^/]+}/revision/{revision}", hub.about
+    )
     app.router.add_get(
         r"/{repository:[^/]+/[^/]+}/resolve/{revision}/{file:.+}", hub.file
     )

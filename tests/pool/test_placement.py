@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from shoal.domain.facts import DeploymentSet
-from shoal.domain.work import ModelAction, ModelOrder
+from shoal.domain.work import HubModel, ModelAction, ModelOrder
 from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
 from shoal.pool.models.machine import (
     LoadedModel,
@@ -98,6 +98,32 @@ def test_loaded_model_is_not_loaded_again_for_those_that_wait() -> None:
     assert not placed(
         machine(ordered=order(LOAD, "a")), machine("ben"), demands=waits
     ).orders
+
+
+HUB = HubModel("org/a-GGUF", "a.gguf", "a" * 40, 4 * GB)
+
+
+def test_order_to_copy_names_where_the_files_came_from() -> None:
+    library = ModelLibrary((LoadableModel("a", 4 * GB, hub=HUB),), 5 * GB)
+    anna = Machine("shoal:anna/*models", "anna", library, takes_orders=False)
+    ben = machine("ben", files="", fetches=True)
+
+    (ordered,) = placed(anna, ben, demands=WAITED).orders
+
+    assert ordered.work == ModelOrder(LOAD, "a", ben.id, hub=HUB)
+
+
+def test_deployment_from_the_hub_needs_no_machine_with_the_files() -> None:
+    deployed = deployment(hub=HUB)
+    small = machine("anna", memory=2, files="", fetches=True)
+    ben = machine("ben", files="", fetches=True)
+
+    assert [each.work.hub for each in placed(small, ben, deployed=deployed).orders] == [
+        HUB
+    ]
+    assert shown(placed(small, ben, deployed=deployed)) == ["load a on ben"]
+    assert "needs 6.0 GB" in placed(small, deployed=deployed).unplaced["a"]
+    assert "no machine" in placed(machine(files=""), deployed=deployed).unplaced["a"]
 
 
 PREFERS = PlacementRules(preference=(MachineKind.GPU, MachineKind.MAC))

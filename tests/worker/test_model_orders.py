@@ -176,8 +176,9 @@ class Stage:
         self.library = self.found or self.library
 
     async def fetch(
-        self, name: str, on_copied: Callable[[int, int | None], None]
+        self, order: ModelOrder, on_copied: Callable[[int, int | None], None]
     ) -> None:
+        name = order.name
         if name == "missing":
             raise UnknownModel("no machine has it")
         for _ in range(self.hashing):

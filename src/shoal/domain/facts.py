@@ -13,6 +13,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.domain.work import HubModel
 from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 
@@ -380,7 +381,8 @@ class DeploymentSet(msgspec.Struct, frozen=True, omit_defaults=True):
     unloaded; None: never.  ``context`` is in tokens, for each of the ``slots``; 0: as
     the machine chooses.  A machine has at most one model of an ``exclusive_group``.
     ``schedule`` has the times at which it is kept loaded, by the coordinator's clock,
-    such as ``mon-fri 8:00-18:00``; empty: always.
+    such as ``mon-fri 8:00-18:00``; empty: always.  Machines without the model get it
+    from the ``hub``, if no other sends it; None: only from machines that have it.
     """
 
     name: str
@@ -394,6 +396,7 @@ class DeploymentSet(msgspec.Struct, frozen=True, omit_defaults=True):
     slots: int = 0
     exclusive_group: str = ""
     schedule: tuple[str, ...] = ()
+    hub: HubModel | None = None
 
 
 class DeploymentRemoved(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """What a job asks for: inferences, tasks and function calls."""
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import ClassVar, TypeAlias
@@ -305,6 +306,38 @@ class Shard(msgspec.Struct, frozen=True):
     fingerprint: str = ""
 
 
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_REVISION = re.compile(r"[0-9a-f]{40}")
+_GGUF_FILE = re.compile(r"(?:\w[\w.+@=-]*/){0,8}\w[\w.+@=-]*\.gguf", re.ASCII)
+HUB_NAME_MAX = 256  # characters of a repository's name, or of a file's
+
+
+class HubModel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model in a repository of the Hugging Face hub.
+
+    ``file`` is the GGUF file, or the first of its parts, and ``revision`` the hash of
+    the commit.  ``size`` is in bytes, of all parts.
+    """
+
+    repository: str
+    file: str
+    revision: str
+    size: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be true: no name in it leaves the repository."""
+        texts = (_REPOSITORY, self.repository), (_GGUF_FILE, self.file)
+        return (
+            all(
+                len(text) <= HUB_NAME_MAX and rule.fullmatch(text)
+                for rule, text in texts
+            )
+            and _REVISION.fullmatch(self.revision) is not None
+            and self.size >= 0
+        )
+
+
 class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     """An order to one machine to load a model of its library, or to unload it.
 
@@ -317,6 +350,9 @@ class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     ``shards``, in the order of its layers; empty: one machine runs it.  ``runner`` is
     the public key of the machine that runs the model, in hexadecimal: a shard admits
     only that.  ``batch`` is how many tokens of a prompt it reads at a time.
+
+    ``hub`` is where a machine without the file gets it, if no machine of the pool sends
+    it; None: nowhere.
     """
 
     kind: ClassVar[JobKind] = JobKind.MODEL
@@ -334,6 +370,7 @@ class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     shards: tuple[Shard, ...] = ()
     runner: str = ""
     batch: int = 0
+    hub: HubModel | None = None
 
     @property
     def own_memory(self) -> int:

@@ -17,6 +17,7 @@ from shoal.domain.work import (
     MODEL_QUEUE,
     TASK_QUEUE,
     Feature,
+    HubModel,
     JobKind,
     ModelOrder,
 )
@@ -208,7 +209,7 @@ class LoadableModel(msgspec.Struct, frozen=True, omit_defaults=True):
     (``sha256:`` and hexadecimal); empty: unknown.  ``engine`` is what would load it,
     for users.  ``stays``: it was loaded from the start, and is unloaded only for others
     that need its memory.  ``layers`` says how it may be split over machines; None: it
-    may not.
+    may not.  ``hub`` is where its files came from; None: unknown.
     """
 
     name: str
@@ -222,6 +223,7 @@ class LoadableModel(msgspec.Struct, frozen=True, omit_defaults=True):
     engine: str = ""
     stays: bool = False
     layers: ModelLayers | None = None
+    hub: HubModel | None = None
 
     def memory(self, context: int, slots: int) -> int:
         """Return the bytes that it needs once it is loaded; 0: unknown."""
@@ -287,8 +289,8 @@ class ModelLibrary(msgspec.Struct, frozen=True, cache_hash=True):
     unknown.  ``bandwidth`` is that of the memory that holds them, in GB of 10^9 bytes a
     second; 0: unknown.  ``context`` and ``slots`` are what a model gets that is loaded
     without a choice of these.  ``fetches``: it also loads models that other machines of
-    the pool have, after copying them.  ``loan`` is None if it runs no model together
-    with other machines.
+    the pool have, or the hub, after copying them.  ``loan`` is None if it runs no model
+    together with other machines.
     """
 
     models: tuple[LoadableModel, ...] = ()

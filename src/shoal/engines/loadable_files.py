@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from shoal.domain.work import Feature
+from shoal.domain.work import Feature, HubModel
 from shoal.domain.worker import LoadableModel, ModelLayers
 from shoal.engines.catalog import MODELS_MAX, is_valid_name
 from shoal.engines.gguf_files import (
@@ -36,6 +36,7 @@ _SENSES = {
     "clip.has_vision_encoder": Feature.IMAGES,
     "clip.has_audio_encoder": Feature.AUDIO,
 }
+_IN_CACHE = re.compile(r"/models--([^/]+)--([^/]+)/snapshots/([^/]+)/(.+)$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
@@ -116,7 +117,20 @@ def describe_file(path: Path) -> LoadableModel:
         _digest(path) if len(files) == 1 else "",
         EMBEDDED,
         layers=_layers(path, header) if kinds == TEXT and projector is None else None,
+        hub=_hub_model(path) if projector is None else None,
     )
+
+
+def _hub_model(path: Path) -> HubModel | None:
+    """Return where a file in the cache of the hub's library came from.
+
+    None: it is elsewhere.
+    """
+    if (place := _IN_CACHE.search(path.as_posix())) is None:
+        return None
+    organization, name, revision, file = place.groups()
+    found = HubModel(f"{organization}/{name}", file, revision, model_size(path))
+    return found if found.is_usable else None
 
 
 def _layers(path: Path, header: GgufHeader) -> ModelLayers | None:

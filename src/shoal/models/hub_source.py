@@ -24,11 +24,12 @@ from shoal.models.names import GgufModel, base_name
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A model in a repository of the hub."""
+    """A model in a repository of the hub, of a ``revision``; empty: the latest."""
 
     hub: ModelHub
     repository: str
     model: GgufModel
+    revision: str = ""
 
     @property
     def url(self) -> str:
@@ -99,9 +100,11 @@ class HubConnection:
         place = source.manifest.place(chunk)
         by_name = {base_name(each.name): each for each in source.model.files}
         file = by_name[source.manifest.files[place.file].name]
-        where = source.repository, file.name, place.offset, place.size
+        where = file.name, place.offset, place.size
         try:
-            data = await asyncio.to_thread(source.hub.read, *where)
+            data = await asyncio.to_thread(
+                source.hub.read, source.repository, source.revision, *where
+            )
         except Unavailable as error:
             self.on_lost(error)
         except ShoalError as error:  # such as a model that is gated by now

@@ -15,7 +15,8 @@ from typing import Any
 
 from shoal.config.installation import this_installation
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.models.names import GgufModel, HubFile, gguf_models
+from shoal.domain.work import HubModel
+from shoal.models.names import GgufModel, HubFile, choose_model, gguf_models
 
 PARTIAL_CONTENT = 206  # of HTTP
 SPACE_RESERVE = 1 << 28  # bytes that a download leaves free
@@ -78,8 +79,44 @@ class ModelHub:
         Raises ConfigError if it does not exist, is not accessible or has none;
         Unavailable if the hub is unreachable.
         """
+        return self._revision(repository, None)[1]
+
+    def find(self, model: HubModel) -> GgufModel:
+        """Return the files of a model of some revision.
+
+        Raises ConfigError if the hub has no such file, or not its SHA-256; Unavailable
+        if it is unreachable.
+        """
+        if not model.is_usable:
+            shown = f"{model.repository}/{model.file}"
+            raise ConfigError(f"{shown!a:.300} is no GGUF file of a repository")
+        _, models = self._revision(model.repository, model.revision)
+        for each in models:
+            if each.files[0].name == model.file and all(f.sha256 for f in each.files):
+                return each
+        raise ConfigError(
+            f"{model.repository} has no {model.file} with a SHA-256 in the revision "
+            f"{model.revision}"
+        )
+
+    def locate(self, name: HubName) -> HubModel:
+        """Return where the model of a name is now: what ``find`` finds later.
+
+        Raises ConfigError, Unavailable.
+        """
+        revision, models = self._revision(name.repository, None)
+        model = choose_model(models, None, name.quantization)
+        file = model.files[0].name
+        return HubModel(name.repository, file, revision, model.size)
+
+    def _revision(
+        self, repository: str, revision: str | None
+    ) -> tuple[str, list[GgufModel]]:
+        """Return the hash of a revision, by default the latest, and its models."""
         with self._errors(repository):
-            about = self._api.model_info(repository, files_metadata=True)
+            about = self._api.model_info(
+                repository, revision=revision, files_metadata=True
+            )
         files = [
             HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "")
             for each in about.siblings or ()
@@ -90,7 +127,7 @@ class ModelHub:
                 f"{repository} has no GGUF files, which the embedded engine runs; "
                 + self._suggestions(repository.partition("/")[2])
             )
-        return found
+        return about.sha or "", found
 
     def suggest(self, text: str) -> str:
         """Return a sentence with repositories that a name could mean.
@@ -141,15 +178,19 @@ class ModelHub:
         paths = [self._file(repository, each, on) for each in model.files]
         return paths[0]
 
-    def read(self, repository: str, file: str, offset: int, size: int) -> bytes:
-        """Read a part of a file.
+    def read(
+        self, repository: str, revision: str, file: str, offset: int, size: int
+    ) -> bytes:
+        """Read a part of a file of a revision; empty: of the latest.
 
         Raises ConfigError if it is not accessible; Unavailable if the hub is
         unreachable, or does not send that part.
         """
         from huggingface_hub import get_session, get_token, hf_hub_url
 
-        url = hf_hub_url(repository, file, endpoint=self.endpoint)
+        url = hf_hub_url(
+            repository, file, revision=revision or None, endpoint=self.endpoint
+        )
         headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
         if token := get_token():
             headers["Authorization"] = f"Bearer {token}"
@@ -237,6 +278,10 @@ class ModelHub:
             raise ConfigError(
                 f"{repository} is gated: accept its terms at "
                 f"{self.endpoint}/{repository}, and set HF_TOKEN"
+            ) from error
+        except errors.RevisionNotFoundError as error:
+            raise ConfigError(
+                f"{repository} has not this revision (any more): {error}"
             ) from error
         except errors.RepositoryNotFoundError as error:
             raise ConfigError(

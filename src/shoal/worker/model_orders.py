@@ -45,9 +45,9 @@ CONTEXT_MAX = 2**31 - 1  # tokens
 NO_GROUPS = "this machine runs no models together with others"
 
 FetchModel: TypeAlias = Callable[
-    [str, Callable[[int, int | None], None]], Awaitable[None]
+    [ModelOrder, Callable[[int, int | None], None]], Awaitable[None]
 ]
-"""Copies a model of some name from other machines to where a scan finds it.
+"""Copies the model of an order from elsewhere to where a scan finds it.
 
 Calls what it is given with the bytes that have arrived, and all of them, if known.
 Raises ShoalError.
@@ -133,7 +133,7 @@ class ModelOrders:
             a number of slots.  Raises ConfigError.
         report: receives the events of a model, for the owner: loading, and failed.
         slots: those of orders.
-        fetch: copies a model from other machines; None: only what is here is loaded.
+        fetch: copies a model from elsewhere; None: only what is here is loaded.
         servers: load models of their own.
         lender: holds parts of models for other machines; None: this one runs no model
             together with others.
@@ -416,8 +416,8 @@ class ModelOrders:
     async def _copied(
         self, order: ModelOrder, held: _HeldModel, fetch: FetchModel
     ) -> LoadableEngine:
-        """Copy a model from other machines; return an engine for it."""
-        await fetch(order.name, held.on_copied)
+        """Copy a model from elsewhere; return an engine for it."""
+        await fetch(order, held.on_copied)
         await self._scan()
         if (model := self._library().find(order.name)) is None:
             raise ConfigError(f"{order.name} was copied, and has no GGUF file")

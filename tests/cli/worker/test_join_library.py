@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from engines.outputs import TINY, chat_of
+from models.hub_server import COMMIT, HubServer, serving
 from shoal.app.server import run_coordinator
 from shoal.cli.worker.join_library import open_worker_library
 from shoal.cli.worker.join_target import JoinTarget
@@ -24,9 +26,10 @@ from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ConfigError, JobError
 from shoal.domain.ids import WorkerId
 from shoal.domain.job import Job
-from shoal.domain.work import Feature, JobKind, ModelAction, ModelOrder, Work
+from shoal.domain.work import Feature, HubModel, JobKind, ModelAction, ModelOrder, Work
 from shoal.domain.worker import Hardware, ModelLibrary, Offer
 from shoal.engines import gguf_files
+from shoal.models.model_hub import ModelHub
 from shoal.protocols import discover
 
 DAMAGED = TINY.read_bytes()[:-20_000]
@@ -254,6 +257,80 @@ async def test_model_is_copied_from_another_machine_and_loaded(home: Path) -> No
         assert [each.read_bytes() for each in copies] == [TINY.read_bytes()]
         stop.set()
         assert await worker == 0
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, hub: HubServer) -> None:
+    """Set the hub of this process, whose library has read HF_ENDPOINT already."""
+    own = partial(ModelHub, hub.url)
+    monkeypatch.setattr("shoal.models.model_hub.ModelHub", own)
+
+
+HUB_FILES = {"tiny-Q8_0.gguf": TINY.read_bytes(), "bad-F16.gguf": DAMAGED}
+
+
+async def test_model_that_no_machine_sends_comes_from_the_hub(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        serving(HubServer({"org/Tiny-GGUF": HUB_FILES})) as hub,
+        joined(home, load="pull") as its,
+    ):
+        use_hub(monkeypatch, hub)
+        await until(lambda: "*models" in its.offers)
+        at = HubModel("org/Tiny-GGUF", "tiny-Q8_0.gguf", COMMIT)
+        with pytest.raises(JobError, match="mine"):
+            await its.load("mine")
+
+        await its.load("mine", hub=at)
+
+        assert "mine" in its.offers
+        copy = its.models / "mine" / "tiny-Q8_0.gguf"
+        assert copy.read_bytes() == TINY.read_bytes()
+        assert {*hub.downloads} == {"tiny-Q8_0.gguf"}
+        assert {*hub.revisions} == {COMMIT}
+
+
+async def test_what_the_hub_must_not_give_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        serving(HubServer({"org/Tiny-GGUF": HUB_FILES}, claimed_size=10**9)) as hub,
+        joined(home, load="pull", memory=0.001) as its,
+    ):
+        use_hub(monkeypatch, hub)
+        await until(lambda: "*models" in its.offers)
+        at = HubModel("org/Tiny-GGUF", "tiny-Q8_0.gguf", COMMIT)
+        for name, model, reason in (
+            ("../x", at, "x"),
+            ("x", replace(at, file="../x.gguf"), "is no GGUF file"),
+            ("x", replace(at, repository="../.."), "is no GGUF file"),
+            ("x", replace(at, revision="main"), "is no GGUF file"),
+            ("x", replace(at, file="none.gguf"), "has no none.gguf"),
+            ("x", replace(at, repository="org/none"), "has no model org/none"),
+            ("x", at, "this machine lends 1 MB"),
+        ):
+            with pytest.raises(JobError, match=reason):
+                await its.load(name, hub=model)
+
+        assert hub.downloads == []
+        assert not [*its.models.glob("x*")]
+
+
+async def test_damaged_file_of_the_hub_is_not_loaded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        serving(HubServer({"org/Tiny-GGUF": HUB_FILES}, damaged=True)) as hub,
+        joined(home, load="pull") as its,
+    ):
+        use_hub(monkeypatch, hub)
+        await until(lambda: "*models" in its.offers)
+        at = HubModel("org/Tiny-GGUF", "tiny-Q8_0.gguf", COMMIT)
+
+        with pytest.raises(JobError, match="SHA-256"):
+            await its.load("x", hub=at)
+
+        assert not [*its.models.glob("x*")]
 
 
 async def test_library_follows_the_folder(

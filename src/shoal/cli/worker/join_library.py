@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -15,7 +16,8 @@ from shoal.cli.worker.join_memory import GB, model_memory
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, Unavailable, UnknownModel
+from shoal.domain.work import HubModel, ModelOrder
 from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
 from shoal.engines import selection
 from shoal.engines.catalog import MODELS_MAX
@@ -27,6 +29,10 @@ from shoal.ledger.keys import Signer
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import loadable_files
 from shoal.models.peer_connection import DialledPeer
+from shoal.pool.models.machine import shown_size
+
+if TYPE_CHECKING:
+    from shoal.models.hub_source import HubSource
 
 LOAD_NONE, LOAD_LOCAL, LOAD_PULL = "none", "local", "pull"
 LOADS = ("", LOAD_NONE, LOAD_LOCAL, LOAD_PULL)
@@ -118,21 +124,52 @@ class WorkerLibrary:
         self.share({name: each.path for name, each in files})
 
     async def fetch(
-        self, name: str, on_copied: Callable[[int, int | None], None]
+        self, order: ModelOrder, on_copied: Callable[[int, int | None], None]
     ) -> None:
-        """Copy a model of the pool into the folder.  Raises ShoalError."""
+        """Copy a model into the folder: from the pool, or else from the hub.
+
+        Raises ShoalError.
+        """
         # They load NumPy, which takes 25 MB, and hardly any worker copies models.
         from shoal.app.model_port import port_towards
         from shoal.models.fetch import fetch_model
 
-        donors = [each.path for each in self.files.files.values()]
-        await fetch_model(
-            *(name, self.peers, self.folder),
-            progress=on_copied,
-            donors=donors,
-            hashes=FileHashes(self.folder.parent),
-            open_port=port_towards(self.peers[0].url),
+        open_port = port_towards(self.peers[0].url)
+        try:
+            await fetch_model(
+                *(order.name, self.peers, self.folder),
+                progress=on_copied,
+                donors=[each.path for each in self.files.files.values()],
+                hashes=FileHashes(self.folder.parent),
+                open_port=open_port,
+            )
+        except (UnknownModel, Unavailable) as error:
+            if order.hub is None:
+                raise
+            log.info("from the hub model=%s reason=%r", order.name, str(error))
+        else:
+            return
+        from shoal.models.hub_copies import fetch_from_hub
+
+        source = await asyncio.to_thread(self._hub_source, order.hub)
+        await fetch_from_hub(
+            *(source, order.name, self.peers, self.folder, on_copied),
+            open_port=open_port,
         )
+
+    def _hub_source(self, model: HubModel) -> "HubSource":
+        """Find a model at the hub.  Raises ConfigError if it does not fit here."""
+        from shoal.models.hub_source import HubSource
+        from shoal.models.model_hub import ModelHub
+
+        hub = ModelHub()
+        files = hub.find(model)
+        if self.memory and files.size > self.memory:
+            raise ConfigError(
+                f"{model.file} has {shown_size(files.size)}, and this machine lends "
+                f"{shown_size(self.memory)} to models"
+            )
+        return HubSource(hub, model.repository, files, model.revision)
 
     def file(self, name: str) -> LoadableFile:
         """Return the file of a model.  Raises ConfigError."""

@@ -13,7 +13,7 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import ConfigError, InvalidRequest, NotFound
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.ids import WorkerId, peer_of
-from shoal.domain.work import ModelAction, Shard
+from shoal.domain.work import HubModel, ModelAction, Shard
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
@@ -85,6 +85,7 @@ class DeploymentInfo(msgspec.Struct, frozen=True):
     slots: int | None
     exclusive_group: str
     schedule: tuple[str, ...]
+    hub: HubModel | None
     by: str
     present: list[Replica]
     why: str | None
@@ -103,7 +104,10 @@ class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beyond the least is unloaded; null: never.  ``context`` is in tokens, for each of
     the ``slots``; null: as the machine chooses.  A machine has at most one model of an
     ``exclusive_group``; empty: of none.  ``schedule``: only at these times, such as
-    ``mon-fri 8:00-18:00`` by the coordinator's clock; empty: always.
+    ``mon-fri 8:00-18:00`` by the coordinator's clock; empty: always.  ``hub``: where
+    machines that copy models get this one if none of the pool has it: the repository,
+    the GGUF file (the first of its parts), the hash of the commit, and the bytes of all
+    parts; null: nowhere.
     """
 
     replicas: int = 1
@@ -115,6 +119,7 @@ class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: int | None = None
     exclusive_group: str = ""
     schedule: list[str] = []
+    hub: HubModel | None = None
 
 
 class RemovedDeployment(msgspec.Struct, frozen=True):
@@ -168,6 +173,7 @@ async def set_deployment(
         body.slots or 0,
         body.exclusive_group,
         tuple(body.schedule),
+        body.hub,
     )
     machines, _ = _present(gateway)
     for wanted in body.on:
@@ -295,6 +301,12 @@ def _check(body: SetDeployment) -> None:
             f"exclusive_group: expected up to {NAME_MAX} printable characters",
             "exclusive_group",
         )
+    if body.hub is not None and not (body.hub.is_usable and body.hub.size):
+        raise InvalidRequest(
+            "hub: expected the repository, a GGUF file in it, the hash of a commit (40 "
+            "digits), and the size in bytes",
+            "hub",
+        )
     if len(body.on) > MACHINES_MAX:
         raise InvalidRequest(f"on: expected at most {MACHINES_MAX} machines", "on")
 
@@ -380,6 +392,7 @@ def _info(
         deployment.slots or None,
         deployment.exclusive_group,
         deployment.schedule,
+        deployment.hub,
         deployment.by,
         [*replicas(gateway, machines, deployment.name)],
         why,

@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from shoal.domain.facts import DeploymentSet
-from shoal.domain.work import ModelAction, ModelOrder
+from shoal.domain.work import HubModel, ModelAction, ModelOrder
 from shoal.domain.worker import LoadableModel, ModelLibrary
 from shoal.pool.models.machine import (
     NAMES_MAX,
@@ -203,8 +203,15 @@ class _Call:
             found = (self.machines[place].library.find(name) for place in places)
             known = [each for each in found if each is not None]
             largest = max(known, key=lambda each: (each.size, each.cache), default=None)
+            if largest is None and (hub := self._deployed_hub(name)) is not None:
+                largest = LoadableModel(name, hub.size, hub=hub)
             self._known[name] = largest
         return self._known[name]
+
+    def _deployed_hub(self, name: str) -> HubModel | None:
+        """Return where the files of a model are, as its deployment says."""
+        deployment = self.deployments.get(name)
+        return None if deployment is None else deployment.hub
 
     def _with_files(self, name: str) -> list[Room]:
         """Return the machines that have the files of a model."""
@@ -348,8 +355,10 @@ class _Call:
     def _best(self, want: _Want) -> tuple[Bid, Room] | None:
         """Return the machine to load a model on, if possible one with its files."""
         rooms = self._with_files(want.model)
-        if (best := self._best_of(want, rooms)) is not None or not rooms:
+        if (best := self._best_of(want, rooms)) is not None:
             return best
+        if self._find(want.model) is None:
+            return None
         return self._best_of(want, self._fetching(want.model))
 
     def _best_of(self, want: _Want, rooms: Iterable[Room]) -> tuple[Bid, Room] | None:
@@ -387,7 +396,7 @@ class _Call:
     def _possible(self, name: str) -> list[Room]:
         """Return the machines that could have a model, if there were room."""
         rooms = self._with_files(name)
-        if rooms:
+        if self._find(name) is not None:
             rooms += self._fetching(name)
         deployment = self.deployments.get(name)
         if deployment is not None and deployment.on:
@@ -419,7 +428,15 @@ class _Call:
     def _load(self, want: _Want, room: Room, need: int) -> None:
         context, slots = self._settings(want.model)
         room.load(want.model, need)
-        self._order(room, want.model, ModelAction.LOAD, want.reason, context, slots)
+        hub = None
+        if room.machine.library.find(want.model) is None:
+            known = self._find(want.model)
+            found = None if known is None else known.hub
+            hub = self._deployed_hub(want.model) or found
+        self._order(
+            *(room, want.model, ModelAction.LOAD, want.reason, context, slots),
+            hub=hub,
+        )
 
     def _unload(self, room: Room, name: str, reason: str, room_for: str = "") -> None:
         room.unload(name)
@@ -434,8 +451,12 @@ class _Call:
         context: int = 0,
         slots: int = 0,
         room_for: str = "",
+        hub: HubModel | None = None,
     ) -> None:
-        work = ModelOrder(action, name, room.machine.id, context, slots, room_for)
+        work = ModelOrder(
+            *(action, name, room.machine.id, context, slots, room_for),
+            hub=hub,
+        )
         self.orders.append(Order(work, reason))
 
     def _unload_idle(self) -> None:

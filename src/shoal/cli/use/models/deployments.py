@@ -5,11 +5,14 @@ from typing import Any
 from urllib.parse import quote
 
 import click
+from msgspec import to_builtins
 
 from shoal.cli.options import DURATION, pass_api_with_json
 from shoal.cli.terminal import Columns, printable, show, show_table
+from shoal.cli.use.models.pull import resolve_name
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError
+from shoal.models.model_hub import ModelHub
 
 PATH = "/admin/deployments"
 AUTO = "auto"
@@ -71,6 +74,12 @@ NONE = "no deployments: `shoal models deploy NAME` makes one"
     multiple=True,
     help="Only then, by the coordinator's clock: 'mon-fri 8:00-18:00'.",
 )
+@click.option(
+    "--hub",
+    metavar="ORGANIZATION/NAME[:QUANTIZATION]",
+    default="",
+    help="Machines with `--load pull` get it from the hub if no other has it.",
+)
 @pass_api_with_json
 def deploy(
     api: CoordinatorApi,
@@ -84,6 +93,7 @@ def deploy(
     slots: int | None,
     group: str,
     schedule: tuple[str, ...],
+    hub: str,
     as_json: bool,
 ) -> None:
     """Keep a model loaded, on as many machines as you say.
@@ -103,6 +113,7 @@ def deploy(
         "slots": slots,
         "exclusive_group": group,
         "schedule": schedule,
+        "hub": _located(hub) if hub else None,
     }
     deployed = api.request(deployment_path(name), wanted, method="PUT")
     show(deployed, as_json, *map(printable, _lines(deployed)))
@@ -124,6 +135,13 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List the models that are kept loaded."""
     listed = api.request(PATH)
     show_table(listed, as_json, COLUMNS, listed["data"], NONE)
+
+
+def _located(name: str) -> dict[str, Any]:
+    """Ask the hub where a model is.  Raises ConfigError, Unavailable."""
+    hub = ModelHub()
+    found: dict[str, Any] = to_builtins(hub.locate(resolve_name(hub, name)))
+    return found
 
 
 def _lines(deployed: dict[str, Any]) -> Iterator[str]:
