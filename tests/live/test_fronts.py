@@ -14,7 +14,15 @@ from urllib.request import Request, urlopen
 import pytest
 
 from harness.postgres import postgres_server
-from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
+from live.programs import (
+    KEY,
+    PATIENCE,
+    GatedModel,
+    Pool,
+    Program,
+    Programs,
+    eventually,
+)
 from models.tiny_answers import ANSWERS
 from shoal.app.parts import FRONT_NAME, HUB_NAME, PART, STANDBY_NAME
 
@@ -191,6 +199,74 @@ def test_streams_outlive_their_hub(
     # Their connections were only cut: no front wrote anything of its own into them.
     reasons = [str(worker.event("lost")) for worker in workers]
     assert not [each for each in reasons if "broken" in each]
+    assert "Traceback" not in fronts.pool.program.errors
+
+
+LOGGED = ("--log-level", "info")
+
+
+def has_text_link(worker: Program) -> bool:
+    return "text link open" in worker.errors
+
+
+def test_text_goes_on_while_the_hub_is_stopped(
+    fronts: Fronts, slow_model: GatedModel
+) -> None:
+    """It goes from the worker to the front, and its end when the hub goes on."""
+    worker = fronts.pool.joined("one", *slow_model.flags, *LOGGED)
+    readings = [Reading(fronts, dialect) for dialect in STREAMS]
+    eventually(lambda: all(each.text for each in readings), "each has begun")
+    eventually(lambda: has_text_link(worker), "the text link is open")
+
+    (hub,) = fronts.pids(HUB_NAME)
+    os.kill(hub, signal.SIGSTOP)
+    try:
+        slow_model.go_on.set()
+        eventually(
+            lambda: [each.text for each in readings] == [ANSWERS[STORY]] * 4,
+            "all the text",
+        )
+        assert all(each.thread.is_alive() for each in readings)
+    finally:
+        os.kill(hub, signal.SIGCONT)
+
+    assert [each.end() for each in readings] == [ANSWERS[STORY]] * len(readings)
+
+
+@pytest.mark.parametrize("lost", ["worker", "fronts"])
+def test_what_was_lost_on_the_way_past_the_hub_comes_after_all(
+    fronts: Fronts, lost: str, programs: Programs
+) -> None:
+    """A successor goes on after what the client has, of which the hub has less."""
+    model = GatedModel(80, pace=0.1)  # so that the copies are behind
+    try:
+        workers = [fronts.pool.joined("one", *model.flags, *LOGGED)]
+        readings = [Reading(fronts, "chat") for _ in range(4)]
+        eventually(lambda: all(each.text for each in readings), "each has begun")
+        eventually(lambda: has_text_link(workers[0]), "the text link is open")
+        workers.append(fronts.pool.joined("two", *model.flags))
+        begun = [len(each.text) for each in readings]
+        eventually(
+            lambda: all(
+                len(each.text) > size
+                for each, size in zip(readings, begun, strict=True)
+            ),
+            "each goes on",
+        )
+        if lost == "worker":
+            workers[0].kill()
+            model.go_on.set()
+            assert [each.end() for each in readings] == [ANSWERS[STORY]] * 4
+        else:
+            # Some of the streams are at the other front than the worker.
+            os.kill(fronts.pids(FRONT_NAME)[0], signal.SIGKILL)
+            model.go_on.set()
+            for each in readings:
+                each.thread.join(PATIENCE)
+            whole = [each.text for each in readings if each.error is None]
+            assert all(each == ANSWERS[STORY] for each in whole)
+    finally:
+        model.close()
     assert "Traceback" not in fronts.pool.program.errors
 
 

@@ -33,7 +33,8 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.session import Batch, Close, Output
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
-from shoal.worker.agent import LEAVING, Agent, OpenLink, WorkerEvent
+from shoal.transports.link import OpenLink
+from shoal.worker.agent import LEAVING, Agent, WorkerEvent
 from shoal.worker.jobs import EngineSlots, only_model
 from shoal.worker.listening_worker import (
     INTERNAL_ERROR,

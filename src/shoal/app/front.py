@@ -28,6 +28,8 @@ from shoal.domain.ids import JobId
 from shoal.front.front_access import FrontAccess
 from shoal.front.linked_jobs import Elsewhere, LinkedJobs, OnlyAtHub, unix_connection
 from shoal.front.relay import BODY, RequestRelay
+from shoal.front.text_port import NAME_SIZE as TEXT_NAME_SIZE
+from shoal.front.text_port import TextPort
 from shoal.gateway.all_operations import OLLAMA_API, OLLAMA_PORT, OPERATIONS, on_fronts
 from shoal.gateway.app import application, first_look
 from shoal.gateway.context import Gateway
@@ -35,11 +37,12 @@ from shoal.gateway.http.access import Access
 from shoal.gateway.http.body import BODY_MAX, BodyReader
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.operation import Operation
+from shoal.protocols.shoal.text import TEXT_PATH
 from shoal.store.port import Store
 from shoal.store.signing_keys import SigningKeys
 from shoal.transports.acceptor import BoundAddress
 from shoal.transports.clock import LoopClock
-from shoal.transports.http_server import http_listener
+from shoal.transports.http_server import http_listener, public_urls
 from shoal.transports.spans import open_spans
 from shoal.transports.strangers import Strangers, bounded_strangers
 
@@ -82,8 +85,14 @@ async def run_front(
     clock = LoopClock()
     https = open_https(config, settings.pages.hosts, clock.wall())
     tls = None if https is None else https.context
+    sockets = [_socket(each) for each in part.http]
+    port = sockets[0].getsockname()[1]
+    urls = public_urls(config.host, port, secure=tls is not None)
+    text_name = os.urandom(TEXT_NAME_SIZE)
     jobs = LinkedJobs(
-        unix_connection(part.socket(LINK_SOCKET)), clock, lambda: JobId(new_id())
+        *(unix_connection(part.socket(LINK_SOCKET)), clock, lambda: JobId(new_id())),
+        text_name,
+        urls[0] if config.node else "",
     )
     access = FrontAccess(jobs, open_loopback=config.open_loopback)
     strangers = bounded_strangers(clock, part.of + 1)
@@ -118,20 +127,22 @@ async def run_front(
             bodies=FrontBodies(),
             spans=spans,
         )
+        texts = TextPort(text_name, Path(part.folder), jobs, clock, strangers)
+        await finally_.enter_async_context(texts.opened())
         loop = asyncio.get_running_loop()
         link = loop.create_task(jobs.run_link())
         stopping = loop.create_task(_stop(jobs, stop, is_node=bool(config.node)))
         finally_.callback(link.cancel)
         finally_.callback(stopping.cancel)
-        for operations, name, numbers in (
-            (OPERATIONS, HTTP_SOCKET, part.http),
-            (OLLAMA_PORT, OLLAMA_SOCKET, part.ollama),
+        for operations, name, listening in (
+            (OPERATIONS, HTTP_SOCKET, sockets),
+            (OLLAMA_PORT, OLLAMA_SOCKET, [_socket(each) for each in part.ollama]),
         ):
-            if numbers:
+            if listening:
                 served = front_listener(
                     *(gateway, operations, jobs, part.socket(name), config.host),
-                    *(tls, strangers),
-                    sockets=[_socket(each) for each in numbers],
+                    *(tls, strangers, texts if name == HTTP_SOCKET else None),
+                    sockets=listening,
                 )
                 await finally_.enter_async_context(served)
         yield link
@@ -155,16 +166,20 @@ async def front_listener(
     host: str,
     tls: ssl.SSLContext | None,
     strangers: Strangers,
+    texts: TextPort | None = None,
     sockets: Sequence[socket.socket] = (),
 ) -> AsyncIterator[BoundAddress]:
     """Serve operations for the length of the block; gives the address and the port.
 
     ``gateway`` is a front's; what that does not answer goes to the socket ``hub``.
+    ``texts`` serves workers that send text past the hub.
     """
     access = cast(FrontAccess, gateway.access)
     relay = RequestRelay(jobs, access, hub)
     own = (each.route(gateway) for each in on_fronts(operations))
     routes = [web.route(e.method, e.path, _here(e.handler, relay)) for e in own]
+    if texts is not None:
+        routes.insert(0, web.get(TEXT_PATH, texts.handle))
     routes.append(web.route("*", "/{path:.*}", relay.answer))
     app = application(gateway, operations, None, jobs, strangers, routes)
 

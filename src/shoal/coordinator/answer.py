@@ -4,13 +4,18 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from shoal.coordinator.answer_reader import AnswerCursor, PieceBuffer, memory_cost
+from shoal.coordinator.answer_reader import (
+    AnswerCursor,
+    PieceBuffer,
+    RemoteReader,
+    memory_cost,
+)
 from shoal.coordinator.connections import WorkerConnection
 from shoal.domain.answer_assembly import assemble, is_thought, pieces_after, replay
 from shoal.domain.errors import Cancelled, ShoalError, WorkerLost
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import THOUGHTS, AnswerPiece, Delta, Outcome, Usage
-from shoal.domain.vocabulary import CallResult
+from shoal.domain.vocabulary import CallResult, TextRoute
 
 ANSWER_MAX = 32 << 20  # characters of one answer
 NOT_CONTINUED = (
@@ -247,6 +252,25 @@ class Answer:
             self._expected = text
         return ""
 
+    def route(self, *, resumes: bool, alone: bool) -> TextRoute | None:
+        """Return where the worker of the new lease may send pieces to its client.
+
+        None: only here, as another may write as well unless it is ``alone``, as what it
+        sends has to be compared with what is here, or as several clients read it.
+        """
+        repeats = resumes or self._expected or self._repeats_all
+        routable = alone and not repeats and len(self._readings) == 1
+        route = None
+        for each in self._readings:
+            if each.remote is not None:
+                route = each.remote.on_lease(routable=routable, resumes=resumes)
+        return route
+
+    @property
+    def remote_readers(self) -> list[RemoteReader]:
+        """Those of its readers that are in other processes."""
+        return [each.remote for each in self._readings if each.remote is not None]
+
     def hedge(self, lease: LeaseNumber, worker_id: WorkerId) -> None:
         """Let a second lease write as well, if the first has not begun."""
         if self.last_output is None:
@@ -273,8 +297,12 @@ class Answer:
 
     # Output of the current lease.
 
-    def append(self, pieces: Sequence[AnswerPiece], now: float) -> bool:
+    def append(
+        self, pieces: Sequence[AnswerPiece], now: float, *, copied: bool = False
+    ) -> bool:
         """Append pieces of the current lease; return whether they were the first.
+
+        ``copied`` is as in ``AnswerChunk``.
 
         Raises UnusableOutput if they do not repeat what they must or exceed the limit,
         ReaderTooSlow if the last reader does not keep up: a worker never waits for a
@@ -295,7 +323,7 @@ class Answer:
             else:
                 self._written += piece.written
                 cost += memory_cost(piece)
-                self.size += piece.size
+                self.size += piece.size or 1
                 self._joinable = self._joinable and is_thought(piece)
         self._cost += cost
         if self._cost > ANSWER_MAX:
@@ -310,7 +338,7 @@ class Answer:
         self._pieces.extend(pieces)
         slow: list[AnswerCursor] = []
         for each in self._readings:
-            if not each.push(pieces, cost, now):
+            if not each.push(pieces, cost, now, copied=copied):
                 slow.append(each)
         if slow:
             self._drop_slow(slow)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
+from shoal.domain.vocabulary import TextRoute
 
 if TYPE_CHECKING:
     from shoal.coordinator.answer import Answer
@@ -21,6 +22,22 @@ DELTA_COST = 128  # characters that a piece counts for if it is more than text
 def memory_cost(piece: AnswerPiece) -> int:
     """Return what a piece counts against memory limits, in characters."""
     return piece.size + DELTA_COST if isinstance(piece, Delta) else len(piece)
+
+
+class RemoteReader(Protocol):
+    """A client in another process, which may get pieces past this one."""
+
+    def on_lease(self, *, routable: bool, resumes: bool) -> TextRoute | None:
+        """Note a new lease; return where its worker may send pieces, if ``routable``.
+
+        ``resumes``: the worker goes on with the answer that it has begun.
+        """
+
+    def on_copied(self, pieces: Sequence[AnswerPiece]) -> bool:
+        """Take pieces of the worker that were copied; return whether it took them."""
+
+    def settle(self, then: Callable[[], None]) -> None:
+        """Add to the answer what the client has of it, then call ``then``."""
 
 
 class PieceBuffer(msgspec.Struct):
@@ -64,6 +81,7 @@ SLOW_SECONDS = 10.0  # seconds it may leave more than UNREAD_MAX unread
 class AnswerCursor:
     """One reader's position in an answer; without ``counts`` it only observes.
 
+    ``remote`` is the client, if it is in another process.
     ``answer`` names the worker that answers, or answered last.  ``on_cancelled`` is
     called before Cancelled is raised, and may raise another error.  ``ended`` is the
     outcome, once the reader has it.
@@ -77,6 +95,7 @@ class AnswerCursor:
         self.job_id = answer.job_id
         self.ended: Outcome | None = None
         self.on_cancelled: Callable[[], None] | None = None
+        self.remote: RemoteReader | None = None
         self._attentive = True  # whether it reads what comes, piece by piece
         self._unread = PieceBuffer(so_far) if so_far else None
         self._unread_size = 0
@@ -143,13 +162,26 @@ class AnswerCursor:
         if self._on_requeue is not None:
             self._on_requeue()
 
-    def push(self, pieces: Sequence[AnswerPiece], cost: int, now: float) -> bool:
-        """Add pieces of ``cost`` characters; return whether the reader keeps up."""
+    def push(
+        self,
+        pieces: Sequence[AnswerPiece],
+        cost: int,
+        now: float,
+        *,
+        copied: bool = False,
+    ) -> bool:
+        """Add pieces of ``cost`` characters; return whether the reader keeps up.
+
+        ``copied`` is as in ``AnswerChunk``.
+        """
         if not self._attentive:
             return True
-        if self._write is not None and not self._unread_size and self._write(pieces):
-            self.answer.was_read = True
-            return True
+        if self._write is not None and not self._unread_size:
+            remote = self.remote if copied else None
+            write = self._write if remote is None else remote.on_copied
+            if write(pieces):
+                self.answer.was_read = True
+                return True
         if self._unread is not None:
             self._unread.extend(pieces)
         elif pieces:
@@ -165,7 +197,7 @@ class AnswerCursor:
         What is called refers to the reader, so that both would stay until the garbage
         collector finds them, with all of the request.
         """
-        self._on_requeue = self._write = None
+        self._on_requeue = self._write = self.remote = None
 
     def abort(self, error: ShoalError) -> None:
         """End this cursor, and no other, with an error."""

@@ -87,7 +87,8 @@ class Effects:
     """Sends workers their commands and clients their results.
 
     ``traced``: each attempt at a traced job is a span of its own, the parent of the
-    worker's.  Else workers continue the client's span.
+    worker's.  Else workers continue the client's span.  ``hedges``: two workers may
+    have a job, of which the hub hears the first.
 
     Effects follow a whole batch: the pool is as all facts of the batch have left it.
     """
@@ -101,6 +102,7 @@ class Effects:
     _post: Callable[[HubInput], None]
     _is_carried: Callable[[JobId], bool]
     _traced: bool
+    _hedges: bool
 
     def apply(self, fact: facts.Fact, revoked: Iterable[Revocation]) -> None:
         """Carry out ``fact``, and cancel revoked leases at their workers."""
@@ -257,6 +259,7 @@ class Effects:
             trace=job.job.terms.trace and self._trace(job.job, fact.lease),
             grant=self._grants.issue(fact.job_id, fact.lease, job.job.work),
             resumes=fact.resumes,
+            text=answer.route(resumes=resumes, alone=not self._hedges),
         )
         peer = self._connections.connection_of(fact.worker_id)
         if isinstance(job.job.work, Call) and not resumes:

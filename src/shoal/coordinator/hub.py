@@ -179,6 +179,7 @@ class Hub:
             self.post,
             lambda job_id: self.carried.has(job_id),
             traced,
+            hedge_after is not None,
         )
         self._listeners: list[FactListener] = [FactLog().on_facts]
         self._room_listeners: list[Callable[[], None]] = []

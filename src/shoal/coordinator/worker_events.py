@@ -31,6 +31,7 @@ QUEUED_MAX = 10_000  # jobs of other pools that a worker may report
 LENT_MAX = 1024  # slots that tasks of a worker lend
 UNFIT_MAX = 200  # characters of the reason why a worker gets no jobs
 REMARK_MAX = 200  # characters of what a worker says about its progress
+SETTLED_WITHIN = 2.0  # seconds in which clients say what they have of an answer
 
 
 @dataclass(slots=True)
@@ -95,6 +96,26 @@ def _bounded(load: WorkerLoad) -> WorkerLoad:
         lent=min(max(load.lent, 0), LENT_MAX),
         throttle=min(max(load.throttle, 0), THROTTLE_MAX),
     )
+
+
+@dataclass(slots=True, eq=False)
+class _Settling:
+    """Waits for ``count`` clients, or until its ``timer`` ends it; then goes on."""
+
+    count: int
+    then: Callable[[], None]
+    timer: Timer | None = None
+
+    def on_settled(self) -> None:
+        self.count -= 1
+        if not self.count:
+            self.end()
+
+    def end(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+            self.then()
 
 
 @dataclass(slots=True, eq=False)
@@ -185,6 +206,30 @@ class WorkerEvents:
             if not self.is_over:
                 self._post(inputs.WorkerDisconnected(worker_id, reason))
 
+    def settle(self, connection: WorkerRegistration, then: Callable[[], None]) -> None:
+        """Call ``then`` once the answers of a worker have all that their clients have.
+
+        It may have sent them pieces past this process, and no copies of the last.
+        """
+        worker_id = self._workers.worker_of(connection)
+        worker = None if worker_id is None else self._pool.workers.get(worker_id)
+        leases = () if worker is None or self.is_over else worker.leases
+        answers = [self._answers[each] for each in leases if each in self._answers]
+        remote = [
+            reader
+            for answer in answers
+            if answer.worker_id == worker_id
+            for reader in answer.remote_readers
+        ]
+        if not remote:
+            then()
+            return
+        settling = _Settling(len(remote), then)
+        latest = self._clock.now() + SETTLED_WITHIN
+        settling.timer = self._clock.call_at(latest, settling.end)
+        for reader in remote:
+            reader.settle(settling.on_settled)
+
     def _begin(self, job_id: JobId, lease: LeaseNumber, now: float) -> None:
         """Note a first output; notify the hub shortly."""
         self._begun[job_id] = lease, now
@@ -213,7 +258,7 @@ class WorkerEvents:
             return
         try:
             now = self._clock.now()
-            if answer.append(event.pieces, now):
+            if answer.append(event.pieces, now, copied=event.copied):
                 self._begin(event.job_id, event.lease, now)
         except (ReaderTooSlow, UnusableOutput) as problem:
             self._stop_answer(event.job_id, problem)
@@ -296,4 +341,5 @@ class WorkerPort:
 
     def on_disconnect(self, reason: str) -> None:
         """Handle the end of the connection."""
-        self._events.on_disconnect(self._connection, reason)
+        end = partial(self._events.on_disconnect, self._connection, reason)
+        self._events.settle(self._connection, end)

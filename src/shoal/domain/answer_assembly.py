@@ -66,6 +66,41 @@ def is_thought(piece: AnswerPiece) -> bool:
     )
 
 
+def size_of(pieces: Iterable[AnswerPiece]) -> int:
+    """Return the number of characters of pieces, about as people count.
+
+    However texts and thoughts are divided, it is the same; and it is 0 for none only.
+    """
+    return sum(map(_size, pieces))
+
+
+def _size(piece: AnswerPiece) -> int:
+    return len(piece) if isinstance(piece, str) else piece.size or 1
+
+
+def pieces_from(
+    pieces: Sequence[AnswerPiece], place: int
+) -> Sequence[AnswerPiece] | None:
+    """Return what follows the first ``place`` characters of pieces.
+
+    None: that is in the middle of a piece that is more than text.
+    """
+    for index, piece in enumerate(pieces):
+        if not place:
+            return pieces[index:]
+        size = _size(piece)
+        if size <= place:
+            place -= size
+        elif isinstance(piece, str):
+            return [piece[place:], *pieces[index + 1 :]]
+        elif is_thought(piece):
+            rest = Delta(0, {THOUGHTS: _thought_in(piece)[place:]})
+            return [rest, *pieces[index + 1 :]]
+        else:
+            return None
+    return [] if not place else None
+
+
 def pieces_after(
     pieces: Iterable[AnswerPiece], begun: Iterable[AnswerPiece]
 ) -> list[AnswerPiece] | None:

@@ -33,6 +33,20 @@ class CallMessage:
 # Commands: what the coordinator asks of a worker.
 
 
+class TextRoute(msgspec.Struct, frozen=True):
+    """Where a worker sends the pieces of an answer past the coordinator.
+
+    That is the process with the client's connection, at the URL ``address``; empty:
+    where the worker is connected.  ``name`` names this answer there, under this lease,
+    and is known to both ends alone, as the 32 bytes ``ticket`` by which they know each
+    other.
+    """
+
+    address: str
+    name: bytes
+    ticket: bytes
+
+
 class RunJob(msgspec.Struct, frozen=True):
     """Run a job.  ``continues`` is the beginning of the answer, if it exists already.
 
@@ -46,7 +60,8 @@ class RunJob(msgspec.Struct, frozen=True):
     gives it back.  ``trace`` is the ``traceparent`` of the attempt; empty: it is not
     traced.  ``grant`` gives its function's own calls a credential, see ``lease_grant``.
     ``resumes``: the worker still runs the job under this earlier lease, and goes on
-    after the beginning, whatever its features; 0: it starts the job.
+    after the beginning, whatever its features; 0: it starts the job.  With ``text``
+    the worker may send pieces there at once, and copies of them here a little later.
     """
 
     job_id: JobId
@@ -62,9 +77,11 @@ class RunJob(msgspec.Struct, frozen=True):
     trace: str = ""
     grant: str = ""
     resumes: LeaseNumber = LeaseNumber(0)
+    text: TextRoute | None = None
 
     def __repr__(self) -> str:
-        return f"RunJob({self.job_id!r}, {self.lease}, {self.work!r})"  # not the grant
+        # Neither the grant nor the ticket.
+        return f"RunJob({self.job_id!r}, {self.lease}, {self.work!r})"
 
     @property
     def beginning(self) -> Sequence[AnswerPiece]:
@@ -206,12 +223,26 @@ class LoadChanged(msgspec.Struct, frozen=True):
 class AnswerChunk(msgspec.Struct):
     """Pieces of the answer, in order: whole characters, never empty.
 
+    ``copied``: they were sent along the ``TextRoute`` before.
+
     Not frozen, because that would double the cost of construction, and there is one for
     each token.
     """
 
     job_id: JobId
     lease: LeaseNumber
+    pieces: list[AnswerPiece]
+    copied: bool = False
+
+
+class TextSent(msgspec.Struct):
+    """Pieces that go along the route ``name``, after ``at`` characters of the lease.
+
+    Not frozen, because there is one for each token.
+    """
+
+    name: bytes
+    at: int
     pieces: list[AnswerPiece]
 
 

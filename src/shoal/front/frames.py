@@ -1,7 +1,7 @@
 """The messages between a front and the hub, in the codec of Shoal's own wire."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -14,7 +14,7 @@ from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.gateway.metrics.requests import AnsweredRequest
 from shoal.protocols.shoal.codec import MessageDecoder
 
-VERSION = 1
+VERSION = 2
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -45,13 +45,19 @@ class Failure(msgspec.Struct, frozen=True):
 class LinkOpening(msgspec.Struct, frozen=True):
     """The first frame of each end: what it speaks, and its release.
 
-    The hub's has its ``epoch``, and the names of the models of its pool.
+    The hub's has its ``epoch``, the names of the models of its pool, and the secret
+    from which the tickets of text routes are made.  The front's has the first bytes of
+    the names of its routes, empty if it serves none, and the ``address`` of its node;
+    empty: there is one.
     """
 
     version: int
     release: str
     epoch: int = 0
     models: tuple[str, ...] = ()
+    text_name: bytes = b""
+    address: str = ""
+    text_secret: bytes = b""
 
 
 # Of a front.
@@ -96,6 +102,13 @@ class Cancel(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Settled(msgspec.Struct, frozen=True):
+    """Answers ``Settle``: what the client has of an answer."""
+
+    stream: int
+    pieces: tuple[AnswerPiece, ...]
+
+
 class WaitQuery(msgspec.Struct, frozen=True):
     """Asks what a queued job waits for."""
 
@@ -137,13 +150,33 @@ class Accepted(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}
 
 
-class Pieces(msgspec.Struct, frozen=True):
-    """What the worker of a stream wrote since the last frame."""
+class Leased(msgspec.Struct, frozen=True):
+    """A worker has the job of a stream, and writes after ``size`` characters.
+
+    ``route`` names the way along which pieces may come past the hub; empty: there is
+    none.  ``resumes``: it is the same answer, of which the client may have more.
+    """
 
     stream: int
-    pieces: tuple[AnswerPiece, ...]
     worker_id: WorkerId | None
     lease: LeaseNumber
+    size: int
+    resumes: bool = False
+    route: bytes = b""
+
+
+class Pieces(msgspec.Struct, frozen=True):
+    """Pieces of a stream, of which ``at`` characters came before."""
+
+    stream: int
+    at: int
+    pieces: tuple[AnswerPiece, ...]
+
+
+class Settle(msgspec.Struct, frozen=True):
+    """Asks what the client of a stream has, whose worker is lost."""
+
+    stream: int
 
 
 class Requeued(msgspec.Struct, frozen=True):
@@ -155,7 +188,7 @@ class Requeued(msgspec.Struct, frozen=True):
 class Ended(msgspec.Struct, frozen=True):
     """A stream has ended, after the commit that says so.
 
-    ``refused``: its job was not accepted.
+    ``refused``: its job was not accepted.  ``size`` is that of the whole answer.
     """
 
     stream: int
@@ -164,6 +197,7 @@ class Ended(msgspec.Struct, frozen=True):
     refused: bool = False
     worker_id: WorkerId | None = None
     lease: LeaseNumber = LeaseNumber(0)
+    size: int = 0
 
 
 class Waits(msgspec.Struct, frozen=True):
@@ -180,35 +214,28 @@ class Models(msgspec.Struct, frozen=True):
 
 
 FrontFrame: TypeAlias = (
-    LinkOpening | KeyQuery | Submit | Leave | Cancel | WaitQuery | AnsweredRequest
+    LinkOpening
+    | KeyQuery
+    | Submit
+    | Leave
+    | Cancel
+    | Settled
+    | WaitQuery
+    | AnsweredRequest
 )
 HubFrame: TypeAlias = (
     LinkOpening
     | KeyFound
     | KeysChanged
     | Accepted
+    | Leased
     | Pieces
+    | Settle
     | Requeued
     | Ended
     | Waits
     | Models
 )
 
-_FROM_FRONTS: frozenset[type] = frozenset(
-    {LinkOpening, KeyQuery, Submit, Leave, Cancel, WaitQuery, AnsweredRequest}
-)
-_FROM_HUBS: frozenset[type] = frozenset(
-    {
-        LinkOpening,
-        KeyFound,
-        KeysChanged,
-        Accepted,
-        Pieces,
-        Requeued,
-        Ended,
-        Waits,
-        Models,
-    }
-)
-OF_FRONTS = MessageDecoder(_FROM_FRONTS)
-OF_HUBS = MessageDecoder(_FROM_HUBS)
+OF_FRONTS = MessageDecoder(frozenset(get_args(FrontFrame)))
+OF_HUBS = MessageDecoder(frozenset(get_args(HubFrame)))

@@ -2,21 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from shoal import __version__
-from shoal.coordinator.answer import Answer
+from shoal.coordinator.answer import Answer, ReaderTooSlow, UnusableOutput
 from shoal.coordinator.answer_reader import AnswerCursor
 from shoal.coordinator.hub import Hub
+from shoal.domain.answer_assembly import pieces_after, size_of
 from shoal.domain.credentials import Key
 from shoal.domain.errors import ShoalError, Unauthorized, UnknownModel, release_frames
 from shoal.domain.facts import Fact
+from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Job
 from shoal.domain.outcome import AnswerPiece
+from shoal.domain.vocabulary import TextRoute
 from shoal.domain.work import Chat, Completion
 from shoal.front import frames
 from shoal.front.channel import Channel
@@ -24,11 +27,16 @@ from shoal.gateway.http.access import KEYLESS, Access
 from shoal.gateway.http.request_record import LEFT_OUT, left_out_header
 from shoal.gateway.jobs.job_options import fitting_work
 from shoal.gateway.metrics.requests import AnsweredRequest
+from shoal.protocols.shoal.text import route_name, text_ticket
 from shoal.transports.clock import Clock
 
 
 class FrontLinks:
-    """Serves fronts for one hub.  ``on_answered`` counts what they have answered."""
+    """Serves fronts for one hub.  ``on_answered`` counts what they have answered.
+
+    ``text_secret`` makes the names and the tickets of text routes; empty: workers send
+    all text here.
+    """
 
     def __init__(
         self,
@@ -36,11 +44,13 @@ class FrontLinks:
         access: Access,
         clock: Clock,
         on_answered: Callable[[AnsweredRequest], None],
+        text_secret: bytes = b"",
     ) -> None:
         self.hub = hub
         self.access = access
         self.clock = clock
         self.on_answered = on_answered
+        self.text_secret = text_secret
         self._links: dict[Channel, _Link] = {}
         self._models: tuple[str, ...] = ()
         self._handed_over: list[_Link] = []
@@ -129,8 +139,10 @@ class _Link:
         self._links = links
         self._hub = links.hub
         self._access = links.access
-        self._channel = channel
+        self.channel = self._channel = channel
+        self._opening = frames.LinkOpening(frames.VERSION, "")  # of the front
         self._streams: dict[int, asyncio.Task[None]] = {}
+        self._readers: dict[int, _StreamReader] = {}  # of those that come in pieces
 
     def end(self) -> None:
         """Let the clients of all its streams leave."""
@@ -143,10 +155,12 @@ class _Link:
         channel = self._channel
         match frame:
             case frames.LinkOpening(version=version):
-                epoch = self._hub.epoch
+                self._opening = frame
                 channel.send(
                     frames.LinkOpening(
-                        frames.VERSION, __version__, epoch, self._links.models
+                        *(frames.VERSION, __version__, self._hub.epoch),
+                        self._links.models,
+                        text_secret=self._links.text_secret,
                     )
                 )
                 if version != frames.VERSION:
@@ -158,6 +172,9 @@ class _Link:
             case frames.Leave(stream=number):
                 if (stream := self._streams.pop(number, None)) is not None:
                     stream.cancel()
+            case frames.Settled(stream=number, pieces=pieces):
+                if (reading := self._readers.get(number)) is not None:
+                    reading.on_settled(pieces)
             case frames.Cancel(job_id=job_id, reason=reason):
                 self._access.jobs.cancel(job_id, reason)
             case frames.WaitQuery(number=number, job_id=job_id):
@@ -186,6 +203,7 @@ class _Link:
         running.add_done_callback(lambda _: self._drop(number, running))
 
     def _drop(self, number: int, running: asyncio.Task[None]) -> None:
+        self._readers.pop(number, None)
         if self._streams.get(number) is running:
             del self._streams[number]
 
@@ -202,11 +220,17 @@ class _Link:
                 job,
                 self._key_of(submitted),
                 headers,
+                early=True,  # the lease may come with the acceptance
                 seen=submitted.seen if submitted.again else None,
             ) as reader:
-                channel.send(frames.Accepted(number, reader.job_id, headers))
+                accepted = frames.Accepted(number, reader.job_id, headers)
+                stream = _StreamReader(accepted, self, reader, submitted.seen)
                 if is_streamed(job):
-                    await _Pieces(number, channel, reader).forward()
+                    self._readers[number] = reader.remote = stream
+                await self._access.jobs.wait_accepted(reader.job_id)
+                stream.accept()
+                if is_streamed(job):
+                    await stream.forward()
                 outcome = await reader.outcome()
         except ShoalError as error:
             failure = frames.Failure.of(error)
@@ -221,8 +245,21 @@ class _Link:
                 refused=answer.refused,
                 worker_id=answer.worker_id,
                 lease=answer.lease,
+                size=answer.size,
             )
         channel.send(ended)
+
+    def text_route(self, job_id: JobId, lease: LeaseNumber) -> TextRoute | None:
+        """Return how a worker reaches the front with an answer, if it can."""
+        secret, opening = self._links.text_secret, self._opening
+        if not (secret and opening.text_name):
+            return None
+        name = route_name(secret, opening.text_name, job_id, lease)
+        return TextRoute(opening.address, name, text_ticket(secret, name))
+
+    def now(self) -> float:
+        """Return the time of the hub."""
+        return self._links.clock.now()
 
     def _fitting(self, job: Job) -> Job:
         """Return a job without the tools that no worker calls.
@@ -253,16 +290,36 @@ def is_streamed(job: Job) -> bool:
     return isinstance(job.work, Chat | Completion) and not job.terms.whole
 
 
-class _Pieces:
-    """Sends what comes of one answer, once a turn of the loop."""
+class _StreamReader:
+    """Sends what comes of one answer, once a turn of the loop.
 
-    def __init__(self, number: int, channel: Channel, reader: AnswerCursor) -> None:
-        self._number = number
-        self._channel = channel
+    ``seen``: the client has that already.  ``accepted`` says that the job is accepted.
+    """
+
+    def __init__(
+        self,
+        accepted: frames.Accepted,
+        link: _Link,
+        reader: AnswerCursor,
+        seen: Sequence[AnswerPiece],
+    ) -> None:
+        self._number = accepted.stream
+        self._accepted: frames.Accepted | None = accepted  # until it is sent
+        self._link = link
+        self._channel = link.channel
         self._reader = reader
         self._answer: Answer = reader.answer
         self._unsent: list[AnswerPiece] = []
+        self._place = size_of(seen)  # characters of the answer before what comes next
         self._behind = False
+        self._routed = False  # whether the worker sends pieces to the front itself
+        self._on_settled: Callable[[], None] | None = None
+
+    def accept(self) -> None:
+        """Report that the job is accepted, once."""
+        accepted, self._accepted = self._accepted, None
+        if accepted is not None:
+            self._channel.send(accepted)
 
     async def forward(self) -> None:
         """Send the pieces until the answer ends."""
@@ -277,6 +334,51 @@ class _Pieces:
                 self._behind = False
             self._add(pieces)
         self._flush()
+
+    # For the answer.
+
+    def on_lease(self, *, routable: bool, resumes: bool) -> TextRoute | None:
+        answer, link = self._answer, self._link
+        route = link.text_route(answer.job_id, answer.lease) if routable else None
+        self._routed = route is not None
+        self.accept()
+        self._place = min(self._place, answer.size)  # it may begin anew
+        leased = frames.Leased(
+            *(self._number, answer.worker_id, answer.lease, answer.size),
+            resumes=resumes,
+            route=b"" if route is None else route.name,
+        )
+        self._then(leased)
+        return route
+
+    def on_copied(self, pieces: Sequence[AnswerPiece]) -> bool:
+        if not self._routed or self._behind:
+            return self._push(pieces)
+        self._flush()
+        self._place += size_of(pieces)
+        return True
+
+    def settle(self, then: Callable[[], None]) -> None:
+        if not self._channel.open:
+            then()
+            return
+        self._on_settled = then
+        self._then(frames.Settle(self._number))
+
+    def on_settled(self, pieces: Sequence[AnswerPiece]) -> None:
+        """Add what the client has beyond the answer, or send what it lacks."""
+        answer, had = self._answer, self._answer.pieces
+        if answer.end is not None:
+            pass
+        elif beyond := pieces_after(pieces, had):
+            with suppress(ReaderTooSlow, UnusableOutput):  # it goes no further
+                answer.append(beyond, self._link.now(), copied=True)
+        elif lacking := pieces_after(had, pieces):
+            at = size_of(pieces)
+            self._then(frames.Pieces(self._number, at, (*lacking,)))
+        settled, self._on_settled = self._on_settled, None
+        if settled is not None:
+            settled()
 
     def _then(self, frame: object) -> None:
         self._flush()
@@ -296,7 +398,5 @@ class _Pieces:
     def _flush(self) -> None:
         if self._unsent:
             sent, self._unsent = tuple(self._unsent), []
-            answer = self._answer
-            self._channel.send(
-                frames.Pieces(self._number, sent, answer.worker_id, answer.lease)
-            )
+            self._channel.send(frames.Pieces(self._number, self._place, sent))
+            self._place += size_of(sent)

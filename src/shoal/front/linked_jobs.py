@@ -10,17 +10,26 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from shoal import __version__
-from shoal.coordinator.answer import Answer, ReaderTooSlow
+from shoal.coordinator.answer import (
+    OTHER_ANSWER,
+    Answer,
+    ReaderTooSlow,
+    UnusableOutput,
+)
 from shoal.coordinator.answer_reader import AnswerCursor
+from shoal.domain.answer_assembly import pieces_after, pieces_from, replay
 from shoal.domain.credentials import Key
-from shoal.domain.errors import Fenced, ShoalError, ShuttingDown
+from shoal.domain.errors import Fenced, ShoalError, ShuttingDown, WorkerLost
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
-from shoal.domain.outcome import AnswerPiece
+from shoal.domain.outcome import AnswerPiece, Outcome
+from shoal.domain.vocabulary import TextSent
 from shoal.domain.work import Work
 from shoal.front import frames
 from shoal.front.channel import Channel
@@ -36,6 +45,8 @@ LEAVE_EVERY = 0.1  # seconds between looks whether a front may leave
 LEAVE_PATIENCE = 3.0  # seconds without a hub, until it leaves
 SUBMIT_PATIENCE = 5.0  # seconds that new work waits for the hub
 STREAM_PATIENCE = 30.0  # seconds that open streams do
+EARLY_MAX = 1024  # messages that wait for those before them; the hub has the rest
+MISSING_PATIENCE = 1.0  # seconds that pieces may take longer than those after them
 KEYS_MAX = 10_000  # keys that are known, each from one address
 NO_HUB = (
     "the coordinator is restarting, and takes too long: try again shortly. No work is "
@@ -77,10 +88,20 @@ class OtherVersion(Exception):
 
 
 class _Stream:
-    """The answer to one job, as far as it has come."""
+    """The answer to one job, as far as it has come.
+
+    Pieces come from the hub, or from the worker itself along a route, and each says
+    what came before it; those that come too early wait in ``early``.
+    """
 
     def __init__(self, number: int, job: Job, key: Key) -> None:
         self.number = number
+        self.former: int | None = None  # its number until it was submitted again
+        self.route = b""  # the name of the worker's way to it
+        self.base = 0  # characters before what the present lease writes
+        self.ended: frames.Ended | None = None  # before all of it has come
+        self.early: list[tuple[int, Sequence[AnswerPiece]]] = []
+        self.missing: Timer | None = None  # while pieces are
         self.job = job
         self.digest = key.digest
         self.submitted = False  # to any hub
@@ -104,6 +125,29 @@ class _Stream:
             self.reader = self.answer.open_reader()
             self.accepted.set_result(accepted)
 
+    def take(self, at: int, pieces: Sequence[AnswerPiece], now: float) -> bool:
+        """Add pieces that follow ``at`` characters; return whether nothing is missing.
+
+        What is here already is left out.
+        """
+        assert self.answer is not None, "pieces come after it is accepted"
+        if at > self.answer.size and len(self.early) >= EARLY_MAX:
+            return False
+        self.early.append((at, pieces))
+        self.early.sort(key=itemgetter(0))
+        while self.early and self.early[0][0] <= self.answer.size:
+            at, pieces = self.early.pop(0)
+            if rest := pieces_from(pieces, self.answer.size - at):
+                with suppress(ReaderTooSlow, UnusableOutput):  # its reader has the end
+                    self.answer.append(rest, now)
+        return not self.early
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it has come, and its end."""
+        ended, answer = self.ended, self.answer
+        return ended is not None and answer is not None and answer.size >= ended.size
+
     def fail(self, error: ShoalError) -> None:
         """End with an error."""
         if self.answer is not None:
@@ -116,9 +160,15 @@ class LinkedJobs:
     """The jobs and keys of the hub, as ``JobService`` and for ``FrontAccess``."""
 
     def __init__(
-        self, connect: Connect, clock: Clock, new_id: Callable[[], JobId]
+        self,
+        connect: Connect,
+        clock: Clock,
+        new_id: Callable[[], JobId],
+        text_name: bytes = b"",
+        address: str = "",
     ) -> None:
         self.new_id = new_id
+        self.text_secret = b""  # see ``LinkOpening``
         self.models: Collection[str] = ()
         self.aliases: Collection[str] = ()  # the hub answers requests for them
         self.active = 0  # requests, see ``RequestCounter``
@@ -126,6 +176,8 @@ class LinkedJobs:
         self.epoch = 0
         self._connect = connect
         self._clock = clock
+        self._text_name = text_name
+        self._address = address
         self._channel: Channel | None = None  # None: there is no hub
         self._giving_up: Timer | None = None
         self._refusal: OtherVersion | None = None
@@ -135,6 +187,7 @@ class LinkedJobs:
         self._lost = asyncio.Event()
         self._numbers = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
+        self._routes: dict[bytes, _Stream] = {}  # by their names
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._keys: OrderedDict[tuple[bytes, str], Key] = OrderedDict()
         self._keys_version = 0
@@ -300,7 +353,13 @@ class LinkedJobs:
         return Channel(frames.OF_HUBS, self._on_open, self._on_frame, self._on_lost)
 
     def _on_open(self, channel: Channel) -> None:
-        channel.send(frames.LinkOpening(frames.VERSION, __version__, self.epoch))
+        channel.send(
+            frames.LinkOpening(
+                *(frames.VERSION, __version__, self.epoch),
+                text_name=self._text_name,
+                address=self._address,
+            )
+        )
 
     def _on_lost(self, channel: Channel) -> None:
         self._lost.set()
@@ -310,6 +369,9 @@ class LinkedJobs:
         self._up.clear()
         self._forget_keys()
         self._end_queries()
+        for stream in [*self._streams.values()]:
+            if stream.ended is not None:
+                self._end(stream, stream.ended)
         self._await_hub()
         # A stop ends the hub, too, and is known here a moment later, perhaps.
         self._clock.call_at(self._clock.now() + RETRY_EVERY, self._log_loss)
@@ -370,13 +432,39 @@ class LinkedJobs:
 
     def _submit(self, stream: _Stream) -> None:
         if self._channel is not None:
+            self._close_route(stream)  # the hub goes on after what is here now
             self._channel.send(stream.submission())
 
+    def _submit_again(self, stream: _Stream) -> None:
+        """Submit a stream of which pieces were lost on their way."""
+        stream.missing = None
+        if stream.ended is not None:
+            self._end(stream, stream.ended)
+            return
+        if self._channel is None:
+            return  # it is submitted to the next hub
+        log.info("pieces of an answer are missing job=%s", stream.job.id)
+        stream.former, stream.number = stream.number, next(self._numbers)
+        del self._streams[stream.former]
+        self._streams[stream.number] = stream
+        self._submit(stream)
+
+    def _close_route(self, stream: _Stream) -> None:
+        """Take no more of what a worker sends past the hub."""
+        self._routes.pop(stream.route, None)
+        stream.route = b""
+        stream.early.clear()
+        if stream.missing is not None:
+            stream.missing.cancel()
+            stream.missing = None
+
     def _leave(self, stream: _Stream) -> None:
+        self._close_route(stream)
         if stream.answer is not None and stream.reader is not None:
             stream.answer.remove_reader(stream.reader)
         if self._streams.pop(stream.number, None) is not None and self._channel:
-            self._channel.send(frames.Leave(stream.number))
+            for number in filter(None, (stream.number, stream.former)):
+                self._channel.send(frames.Leave(number))
 
     async def _ask(self, query: Callable[[int], object]) -> Any:
         """Return the answer to a query; None: there is no hub."""
@@ -413,7 +501,12 @@ class LinkedJobs:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(frame)
             case (
-                frames.Accepted() | frames.Pieces() | frames.Requeued() | frames.Ended()
+                frames.Accepted()
+                | frames.Leased()
+                | frames.Pieces()
+                | frames.Settle()
+                | frames.Requeued()
+                | frames.Ended()
             ):
                 if (stream := self._streams.get(frame.stream)) is not None:
                     self._receive(stream, frame)
@@ -430,6 +523,7 @@ class LinkedJobs:
         self._silent_beats = 0
         self._stay()
         self.epoch, self.models = opening.epoch, opening.models
+        self.text_secret = opening.text_secret
         for stream in self._streams.values():
             self._submit(stream)
         self._up.set()
@@ -437,27 +531,86 @@ class LinkedJobs:
     def _receive(
         self,
         stream: _Stream,
-        frame: frames.Accepted | frames.Pieces | frames.Requeued | frames.Ended,
+        frame: frames.Accepted
+        | frames.Leased
+        | frames.Pieces
+        | frames.Settle
+        | frames.Requeued
+        | frames.Ended,
     ) -> None:
         answer = stream.answer
         match frame:
             case frames.Accepted():
                 stream.accept(frame)
-            case frames.Pieces(pieces=pieces) if answer is not None:
-                answer.worker_id, answer.lease = frame.worker_id, frame.lease
-                with suppress(ReaderTooSlow):  # its reader has the error
-                    answer.append(pieces, self._clock.now())
+                if (former := stream.former) is not None and self._channel is not None:
+                    stream.former = None
+                    self._channel.send(frames.Leave(former))
+            case frames.Leased() if answer is not None:
+                self._on_lease(stream, answer, frame)
+            case frames.Pieces(at=at, pieces=pieces) if answer is not None:
+                self._take(stream, at, pieces)
+            case frames.Settle() if answer is not None:
+                self._close_route(stream)
+                if self._channel is not None:
+                    had = tuple(answer.pieces)
+                    self._channel.send(frames.Settled(stream.number, had))
             case frames.Requeued() if answer is not None:
                 answer.requeue()
             case frames.Ended(failure=failure):
                 if failure is not None and failure.kind == Fenced.__name__:
                     return  # another hub has taken over, and the stream goes on there
-                self._streams.pop(stream.number, None)
-                self._end(stream, frame)
-            case frames.Pieces() | frames.Requeued():
+                stream.ended = frame
+                self._end_if_whole(stream)
+            case _:
                 pass  # not before it is accepted
 
+    def _on_lease(self, stream: _Stream, answer: Answer, leased: frames.Leased) -> None:
+        self._close_route(stream)
+        answer.worker_id, answer.lease = leased.worker_id, leased.lease
+        stream.base = leased.size
+        if answer.size > leased.size and not leased.resumes:
+            # Of what the lost worker sent past the hub, which it could not ask for.
+            stream.fail(WorkerLost(OTHER_ANSWER))
+        elif leased.route:
+            stream.route = leased.route
+            self._routes[leased.route] = stream
+
+    def take_text(self, sent: TextSent) -> None:
+        """Take pieces that a worker sent past the hub."""
+        if (stream := self._routes.get(sent.name)) is not None:
+            self._take(stream, stream.base + sent.at, sent.pieces)
+
+    def _take(self, stream: _Stream, at: int, pieces: Sequence[AnswerPiece]) -> None:
+        now = self._clock.now()
+        if not stream.take(at, pieces, now) and stream.missing is None:
+            self._expect_missing(stream)
+        elif stream.missing is not None and not stream.early and stream.ended is None:
+            stream.missing.cancel()
+            stream.missing = None
+        if stream.ended is not None:
+            self._end_if_whole(stream)
+
+    def _expect_missing(self, stream: _Stream) -> None:
+        """Get what is missing from the hub, unless it comes soon."""
+        latest = self._clock.now() + MISSING_PATIENCE
+        again = partial(self._submit_again, stream)
+        stream.missing = self._clock.call_at(latest, again)
+
+    def _end_if_whole(self, stream: _Stream) -> None:
+        """End a stream, once all of it has come that belongs to its outcome."""
+        ended = stream.ended
+        assert ended is not None, "it has ended"
+        is_outcome = ended.failure is None and is_streamed(stream.job)
+        if is_outcome and stream.answer is not None and not stream.is_whole:
+            if stream.missing is None:
+                self._expect_missing(stream)
+            return
+        self._end(stream, ended)
+
     def _end(self, stream: _Stream, ended: frames.Ended) -> None:
+        """End a stream, with what its outcome has beyond the pieces that came."""
+        self._close_route(stream)
+        self._streams.pop(stream.number, None)
         failure = ended.failure
         end = ended.outcome if failure is None else failure.error()
         assert end is not None, "a stream ends with either"
@@ -469,4 +622,10 @@ class LinkedJobs:
         if ended.worker_id is not None:
             answer.worker_id, answer.lease = ended.worker_id, ended.lease
         answer.refused = ended.refused
+        if isinstance(end, Outcome) and is_streamed(stream.job) and not stream.is_whole:
+            rest = pieces_after(replay(end), answer.pieces)
+            if rest is None:
+                end = WorkerLost(OTHER_ANSWER)
+            else:
+                stream.take(answer.size, rest, self._clock.now())
         answer.finish(end)

@@ -1,7 +1,7 @@
 """The port of all transports: a connection that carries messages or bytes."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from shoal.protocols.seam.framing import FramedMessage, FramedSession
@@ -124,3 +124,13 @@ class FramingLink(Protocol):
 
     async def write(self, part: bytes | memoryview) -> None:
         """Write a part of a large message, without a copy, as ``send`` does."""
+
+
+OpenLink: TypeAlias = Callable[
+    [str, Mapping[str, str], int],
+    AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]],
+]
+"""Opens a connection: to a URL, with headers, for messages up to a size in bytes.
+
+Gives the headers of the answer, too.  Raises LinkClosed.
+"""

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
@@ -19,17 +19,12 @@ from shoal.protocols.seam.context import Dialer, KeepsCalls
 from shoal.protocols.seam.session import Admitted, CloseCode
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
-from shoal.transports.link import WRONG_CERTIFICATE, Link, LinkClosed
+from shoal.transports.link import WRONG_CERTIFICATE, LinkClosed, OpenLink
 from shoal.worker.calls import FunctionBackend, RunningCalls
 from shoal.worker.jobs import AWAY, EngineSlots, FindModel, RunningJobs
 from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.text_links import TextLinks
 from shoal.worker.traces import JobTracer
-
-OpenLink: TypeAlias = Callable[
-    [str, Mapping[str, str], int],
-    AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]],
-]
-"""Opens a connection: to a URL, with headers, for messages up to a size in bytes."""
 
 OnModelMessage: TypeAlias = Callable[
     [models.ModelMessage, models.SendModelMessage, models.WaitUntilWritable], None
@@ -154,6 +149,7 @@ class Agent:
         self._jobs = RunningJobs(
             find, self._send, self._on_job_ended, self._tasks, traces
         )
+        self._texts = TextLinks(dialer, dial, clock, self._tasks, self._try_send)
         self._calls: RunningCalls | None = None
         if functions is not None:
             self._calls = RunningCalls(
@@ -172,6 +168,7 @@ class Agent:
                 reason = await self._stay_connected()
             self._stop_timing()
             self._jobs.cancel_all()
+            self._texts.close()
             if self._calls is not None:
                 self._calls.cancel_all()
         if self._joined_before:
@@ -310,14 +307,15 @@ class Agent:
                     self._call_after(ADMISSION_DELAY, self._on_joined)
                 else:
                     self._call_after(ADMISSION_TIMEOUT, self._report_not_admitted)
-                # The offers may have changed since the last connection.
-                offers_timer = self._clock.call_at(self._clock.now(), self._send_offers)
+                # The offers may have changed since the last connection, and what its
+                # jobs have sent past it is told, before it gives them again.
+                begun = self._clock.call_at(self._clock.now(), self._on_connected)
                 self._online.set()
                 self._stop_timing()
                 try:
                     return await driver.run()
                 finally:
-                    offers_timer.cancel()
+                    begun.cancel()
                     self._timer.cancel()
                     self._driver = None
                     self._online.clear()
@@ -349,6 +347,10 @@ class Agent:
             self._calls.on_connected()
         self._report(WorkerEvent("joined"))
         self._send_health()
+
+    def _on_connected(self) -> None:
+        self._texts.end_all()
+        self._send_offers()
 
     def _send_offers(self) -> None:
         driver, offers = self._driver, self._offers
@@ -436,10 +438,13 @@ class Agent:
                 reason = self._jobs.start(command, can_refuse=can_refuse)
                 if reason is not None:
                     self._try_send(words.Rejected(job_id, lease, reason))
-                else:
-                    self._send_occupancy()
+                    return
+                if command.text is not None:
+                    self._texts.begin(job_id, lease, command.text)
+                self._send_occupancy()
             case words.CancelJob(job_id):
                 self._jobs.cancel(job_id)
+                self._texts.forget(job_id)
                 if self._calls is not None:
                     self._calls.cancel(job_id)
             case words.Dismiss(reason):
@@ -459,6 +464,8 @@ class Agent:
         """Send an event; return False without a connection."""
         driver = self._driver
         if driver is None:
+            return False
+        if self._texts.answers and not self._texts.catch_up(event):
             return False
         if isinstance(event, words.Rejected) and words.Rejected not in driver.accepts:
             event = words.Failed(
@@ -482,6 +489,11 @@ class Agent:
         if isinstance(event, words.CallProgress):
             self._try_send(event)  # later, it says nothing
             return
+        if self._texts.answers and isinstance(event, words.AnswerChunk):
+            link = self._texts.send(event)
+            if link is not None:
+                await link.wait_for_room()
+                return
         while (driver := self._driver) is None or not self._try_send(event):
             self._online.clear()  # there is no connection, or it is ending
             await self._online.wait()

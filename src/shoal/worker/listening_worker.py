@@ -15,8 +15,8 @@ from shoal.protocols.seam.peer_session import PeerMessage, PeerSession, ToPeer
 from shoal.protocols.seam.session import CloseCode, WorkerEnd
 from shoal.transports.clock import Clock
 from shoal.transports.driver import ConnectionEnd, Driver
-from shoal.transports.link import Link
-from shoal.worker.agent import LEAVING, STOPPED, Agent, OpenLink, WorkerEvent
+from shoal.transports.link import Link, OpenLink
+from shoal.worker.agent import LEAVING, STOPPED, Agent, WorkerEvent
 
 INTERNAL_ERROR = "internal error"
 

@@ -37,13 +37,12 @@ from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
 from shoal.transports.dialer import Scheme
 from shoal.transports.http_client import CertificateNotTrusted
-from shoal.transports.link import Link, LinkClosed
+from shoal.transports.link import Link, LinkClosed, OpenLink
 from shoal.worker import model_offers
 from shoal.worker.agent import (
     Agent,
     MachineProbe,
     OnModelMessage,
-    OpenLink,
     WorkerEvent,
 )
 from shoal.worker.calls import FunctionBackend

@@ -6,10 +6,11 @@ from typing import Literal, Protocol, runtime_checkable
 
 from shoal.domain import worker
 from shoal.domain.job import Privacy
+from shoal.domain.vocabulary import TextRoute, TextSent
 from shoal.domain.work import JobKind
 from shoal.protocols.seam.admission import AdmissionCheck, NoThrottle, Throttle
 from shoal.protocols.seam.peer_addresses import PeerAddress
-from shoal.protocols.seam.session import WorkerEnd
+from shoal.protocols.seam.session import Session, WorkerEnd
 
 
 class Identity(Protocol):
@@ -180,6 +181,17 @@ class Dialer(Protocol):
 
     def final_reason(self, code: int, text: str) -> str | None:
         """Return why redialling is pointless after this close; None: redial."""
+
+
+@runtime_checkable
+class DialsText(Protocol):
+    """A dialer that can open connections for text past the coordinator."""
+
+    def text_url(self, route: TextRoute) -> str | None:
+        """Return the URL of such a connection; None: there is none from here."""
+
+    def start_text(self, route: TextRoute) -> Session[object, TextSent]:
+        """Return the session for a new one, which gives something once it is open."""
 
 
 @runtime_checkable

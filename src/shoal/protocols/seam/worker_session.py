@@ -646,9 +646,10 @@ def _with_peer_job_id(event: AboutJob, job: PeerJob) -> AboutJob:
     """Return an event with the peer's id of the job, and its present lease."""
     request = job.request
     if isinstance(event, words.AnswerChunk):
+        # The hot path, once per token.
         return words.AnswerChunk(
-            request.job_id, request.lease, event.pieces
-        )  # hot path: one per token
+            request.job_id, request.lease, event.pieces, event.copied
+        )
     return replace(event, job_id=request.job_id, lease=request.lease)
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from shoal import __version__
 from shoal.domain.errors import ConfigError
+from shoal.domain.vocabulary import TextRoute, TextSent
 from shoal.domain.work import JobKind
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import (
@@ -27,6 +28,7 @@ from shoal.protocols.seam.endpoints import (
 from shoal.protocols.seam.peer_addresses import AddressDialer, split_url
 from shoal.protocols.seam.peer_session import PeerSession
 from shoal.protocols.seam.protocol import Endpoint, WireProtocol
+from shoal.protocols.seam.session import Session
 from shoal.protocols.seam.worker_session import (
     AcceptedJobs,
     MembershipState,
@@ -41,6 +43,7 @@ from shoal.protocols.shoal.session import (
     ShoalSession,
 )
 from shoal.protocols.shoal.streams import FRAME_MAX
+from shoal.protocols.shoal.text import TEXT_PATH, TextSender
 
 __all__ = ["PROTOCOL", "Config"]
 
@@ -261,6 +264,21 @@ class ShoalDialer:
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerSession:
         return WorkerSession(self._session, EVENTS, self._membership)
+
+    def text_url(self, route: TextRoute) -> str | None:
+        scheme = self.url.partition("://")[0]
+        if not scheme.startswith("noise+"):
+            return None  # the ends could not prove the ticket
+        if not route.address:
+            return self.url.removesuffix(WORKER_PATH) + TEXT_PATH
+        with suppress(ConfigError):
+            url = _websocket_url(route.address[:ADDRESS_MAX], TEXT_PATH, plain=False)
+            if url.partition("://")[0] == scheme:
+                return url
+        return None
+
+    def start_text(self, route: TextRoute) -> Session[object, TextSent]:
+        return TextSender(route)
 
     def final_reason(self, code: int, text: str) -> str | None:
         membership, url = self._membership, self.url
