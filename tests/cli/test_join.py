@@ -12,6 +12,7 @@ from shoal.cli.pool.join import (
     parse_privacy,
 )
 from shoal.config import JoinConfig
+from shoal.config.loader import Size
 from shoal.domain.errors import ConfigError
 
 
@@ -57,8 +58,8 @@ def test_unknown_privacy_class_is_refused() -> None:
     ("config", "complaint"),
     [
         (JoinConfig(load="all"), "--load all: expected one of none, local, pull"),
-        (JoinConfig(memory=-1.0), "--memory -1: expected a number of gigabytes"),
-        (JoinConfig(memory=float("inf")), "--memory inf: expected"),
+        (JoinConfig(lend_for=("k",)), "--lend-for is for --lend-memory GB only"),
+        (JoinConfig(lend_memory=Size(1), lend_for=("k",)), "--lend-for k: expected"),
     ],
 )
 def test_invalid_limit_of_models_is_refused(config: JoinConfig, complaint: str) -> None:

@@ -39,6 +39,25 @@ def test_flag_precedes_variable_file_and_default(file: Path) -> None:
     assert config.keep_days == ServeConfig().keep_days
 
 
+def test_sizes_are_in_gigabytes_or_have_a_unit(file: Path) -> None:
+    for text, size in (
+        ("12GB", 12 * 10**9),
+        ("0.5", 5 * 10**8),
+        ("500 mb", 5 * 10**8),
+        ("2T", 2 * 10**12),
+        ("0", 0),
+    ):
+        for flag in ("memory", "lend_memory"):
+            assert (
+                getattr(load(JoinConfig, "join", {flag: text}, None, {}), flag) == size
+            )
+    file.write_text("[join]\nmemory = 1.5\n")
+    assert load(JoinConfig, "join", {}, file, {}).memory == 1_500_000_000
+    for text in ("-1", "12KB", "inf", "", "GB"):
+        with pytest.raises(ConfigError, match="expected a size, such as 12GB"):
+            load(JoinConfig, "join", {"memory": text}, None, {})
+
+
 @pytest.mark.parametrize("name", sorted(discover()))
 def test_every_wire_has_flags_and_variables_of_its_own(name: str) -> None:
     config = discover()[name].config

@@ -9,6 +9,7 @@ from shoal.engines.resources import (
     free_memory_of_gpus,
     processors,
     threads_for,
+    use_gpus,
 )
 
 MEMINFO = "MemTotal:       24000000 kB\nMemAvailable:   1000000 kB\n"
@@ -50,6 +51,24 @@ async def test_the_engine_is_asked_for_the_memory_of_gpus(
     script: str, found: int
 ) -> None:
     assert await free_memory_of_gpus(script) == found
+
+
+async def test_children_see_the_gpus_of_their_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment: dict[str, str] = {}
+    use_gpus((), environment)
+    assert environment == {}
+    use_gpus((1, 3), environment)
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    for name in environment:
+        monkeypatch.setenv(name, "all")  # which restores it after the test
+
+    use_gpus((1, 3))
+
+    for name in environment.keys() - {"CUDA_DEVICE_ORDER"}:
+        script = f"import os; print(os.environ['{name}'].replace(',', ''))"
+        assert await free_memory_of_gpus(script) == 13
 
 
 async def test_a_build_for_processors_uses_no_gpu() -> None:

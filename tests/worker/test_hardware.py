@@ -91,6 +91,17 @@ def test_identical_gpus_count_together(tmp_path: Path) -> None:
     assert hardware.gpu_cores == 2 * 16896
 
 
+def test_gpus_that_another_worker_has_do_not_count(tmp_path: Path) -> None:
+    run = programs(nvidia_smi="NVIDIA T400, 2048\nNVIDIA H100 80GB HBM3, 81559\n")
+    for gpus, chip in (
+        ((0,), "NVIDIA T400"),
+        ((1,), "NVIDIA H100 80GB HBM3"),
+        ((0, 1), "NVIDIA H100 80GB HBM3"),
+        ((2,), "unknown"),
+    ):
+        assert detect("linux", tmp_path, run, 64 * GIB, gpus).chip == chip
+
+
 @pytest.mark.parametrize(
     "printed",
     ["", "No devices were found\n", "[N/A], [N/A]\n", ",\n", "\x00\ufffd, 1e9\n"],

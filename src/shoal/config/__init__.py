@@ -6,7 +6,7 @@ from typing import cast
 
 import platformdirs
 
-from shoal.config.loader import USER_FILE, flag, load_setting
+from shoal.config.loader import USER_FILE, Size, flag, load_setting
 from shoal.domain.errors import ConfigError
 from shoal.domain.settings import setting
 
@@ -312,6 +312,7 @@ class JoinConfig:
         "go to other workers; 0: never",
         0.0,
         "CELSIUS",
+        everyday=True,
     )
     share_rate: float = setting(
         "limit for all copies of models together that others get from here; 0: none",
@@ -401,26 +402,35 @@ class JoinConfig:
     threads: int = setting(
         "threads of the embedded engine; 0: all cores but one", 0, "N", everyday=True
     )
+    gpus: tuple[str, ...] = setting(
+        "GPUs of this worker's own engines, by their numbers (those of nvidia-smi): "
+        "with a worker for each GPU, one can be taken out alone; repeatable (default: "
+        "all)",
+        (),
+        "NUMBER",
+    )
     load: str = setting(
         "models that the coordinator may load here and unload: local (the files that "
-        "are here), pull (also those of other machines, after copying them) or none; "
-        "with local or pull given, none is loaded until one is needed (default: local)",
+        "are here), pull (also those of other machines or the hub, after copying "
+        "them) or none; with local or pull given, none is loaded until one is needed "
+        "(default: local)",
         "",
         "none|local|pull",
         everyday=True,
     )
-    memory: float = setting(
+    memory: Size = setting(
         "memory for the models that are loaded on order, of which several are loaded "
-        "at a time; 0: what is free, or that of the GPUs that run them, less a tenth",
-        0.0,
+        "at a time, such as 12GB; 0: what is free, or that of the GPUs that run them, "
+        "less a tenth",
+        Size(0),
         "GB",
         everyday=True,
     )
-    lend_memory: str = setting(
+    lend_memory: Size = setting(
         "memory for parts of models that other machines run, which fit on none, such "
-        "as 12GB (default: none); a machine that runs them may run code in the process "
-        "that holds a part",
-        "",
+        "as 12GB; 0: none; a machine that runs them may run code in the process that "
+        "holds a part",
+        Size(0),
         "GB",
         everyday=True,
     )

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Collection, Mapping
@@ -21,6 +22,13 @@ from shoal.domain.settings import why_guessable
 T = TypeVar("T")
 
 log = logging.getLogger("shoal.config")
+
+Size = typing.NewType("Size", int)
+"""Bytes of memory or disk; a user may write a unit."""
+
+GB = 1_000_000_000
+_UNITS = {"M": 10**6, "": GB, "G": GB, "T": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[GMT]B?)", re.ASCII | re.IGNORECASE)
 
 ENVIRONMENT = "SHOAL_"  # prefix of variables
 SECRET_FILE = "_FILE"  # suffix of those that name the file of a secret
@@ -239,6 +247,8 @@ def _convert(value: object, type_: Any, where: str) -> object:
             return Path(str(value)).expanduser()
         if type_ in (int, float):
             return _number(value, type_)
+        if type_ is Size:
+            return _size(value)
         if type_ == tuple[str, ...]:
             return _texts(value)
         if type_ is str and isinstance(value, str):
@@ -248,6 +258,7 @@ def _convert(value: object, type_: Any, where: str) -> object:
     wanted = {
         int: "a whole number of 0 or more",
         float: "a number of 0 or more",
+        Size: "a size, such as 12GB, 500MB or 12 (GB)",
         bool: "true or false",
         tuple[str, ...]: "a list of strings",
     }
@@ -273,6 +284,16 @@ def _number(value: object, type_: type[int] | type[float]) -> int | float:
     if isinstance(value, float) and number != value:
         raise ValueError  # a fraction, for an integer
     return number
+
+
+def _size(value: object) -> Size:
+    """Return the bytes of a size, which is in GB unless its text has a unit."""
+    if not isinstance(value, str):
+        return Size(int(_number(value, float) * GB))
+    found = _SIZE.fullmatch(value.strip())
+    if found is None:
+        raise ValueError
+    return Size(int(float(found[1]) * _UNITS[found[2][:1].upper()]))
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 GPU_LIMIT = 30.0  # seconds for llama.cpp to look for GPUs
@@ -15,6 +16,12 @@ devices = xllamacpp.get_device_info()
 gpus = [each for each in devices if each["type"].name.endswith("_TYPE_GPU")]
 print(sum(each["memory_free"] for each in gpus))
 """
+
+_VISIBLE_GPUS = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "GGML_VK_VISIBLE_DEVICES",
+)
 
 PROC = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -58,6 +65,20 @@ async def free_memory_of_gpus(script: str = _ASK_GPUS) -> int:
             await process.wait()
     last = output.split()[-1:]
     return int(last[0]) if last and last[0].isdigit() else 0
+
+
+def use_gpus(
+    numbers: Sequence[int], environment: MutableMapping[str, str] = os.environ
+) -> None:
+    """Hide all other GPUs from the engines that this process starts from now on.
+
+    They read these variables of CUDA, ROCm and llama.cpp's Vulkan; the order is that of
+    the bus, as in ``nvidia-smi``.  No number: the environment stays as it is.
+    """
+    if numbers:
+        shown = ",".join(map(str, numbers))
+        environment.update(dict.fromkeys(_VISIBLE_GPUS, shown))
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 
 
 def _available_memory(proc: Path) -> int | None:

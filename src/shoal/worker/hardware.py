@@ -5,7 +5,7 @@ Source of data that chips do not report: Apple's and NVIDIA's technical specific
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -122,23 +122,30 @@ class _Gpu:
 
 
 @lru_cache(1)
-def this_machine() -> Hardware:
-    """Return this machine's hardware.  Never raises.
+def this_machine(gpus: tuple[int, ...] = ()) -> Hardware:
+    """Return this machine's hardware, with these of its GPUs; empty: all.
 
-    The first call may take seconds if a driver does not answer.
+    Never raises.  The first call may take seconds if a driver does not answer.
     """
     try:
         memory = psutil.virtual_memory().total
     except OSError:  # Android hides it
         memory = 0
-    return detect(sys.platform, Path("/"), program_output, memory)
+    return detect(sys.platform, Path("/"), program_output, memory, gpus)
 
 
-def detect(system: str, root: Path, run: RunProgram, memory: int) -> Hardware:
+def detect(
+    system: str,
+    root: Path,
+    run: RunProgram,
+    memory: int,
+    numbers: Collection[int] = (),
+) -> Hardware:
     """Return a machine's hardware.
 
     ``system`` is ``sys.platform``, ``root`` its root folder, ``run`` runs a program of
-    it, and ``memory`` is in bytes.
+    it, and ``memory`` is in bytes.  ``numbers`` are those of its GPUs that count;
+    empty: all.
     """
     memory = min(memory, _container_memory_limit(root) or memory)
     base = replace(
@@ -148,7 +155,9 @@ def detect(system: str, root: Path, run: RunProgram, memory: int) -> Hardware:
     )
     if system == "darwin":
         return _mac(base, run)
-    gpus = _nvidia(run) or _amd(root)
+    found = _nvidia(run) or _amd(root)
+    gpus = [gpu for at, gpu in enumerate(found) if not numbers or at in numbers]
+    gpus.sort(key=lambda gpu: -gpu.memory)
     if not gpus:
         chip = _processor(root) or base.chip
         tier = _tier(base.memory_gb, TIERS_BY_PROCESSOR)
@@ -207,7 +216,7 @@ def _nvidia(run: RunProgram) -> list[_Gpu]:
         if name and size.strip().isdecimal():
             memory = int(size) * MIB
             gpus.append(_Gpu(_name(name), memory, "nvidiaGPU", "cuda"))
-    return sorted(gpus, key=lambda gpu: -gpu.memory)
+    return gpus
 
 
 def _amd(root: Path) -> list[_Gpu]:
@@ -220,7 +229,7 @@ def _amd(root: Path) -> list[_Gpu]:
         if _read(card / "vendor").strip() == AMD and size.isdecimal():
             name = _name(_read(card / "product_name")) or "AMD GPU"
             gpus.append(_Gpu(name, int(size), "unknown", backend))
-    return sorted(gpus, key=lambda gpu: -gpu.memory)
+    return gpus
 
 
 def _processor(root: Path) -> str:

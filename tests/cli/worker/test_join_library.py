@@ -22,6 +22,7 @@ from shoal.cli.worker.join_library import open_worker_library
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.cli.worker.run_worker import JoinArguments, run_worker
 from shoal.config import JoinConfig, ServeConfig
+from shoal.config.loader import Size
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ConfigError, JobError
 from shoal.domain.ids import WorkerId
@@ -124,7 +125,7 @@ async def joined(home: Path, *models: str, **options: Any) -> AsyncIterator[Mach
 
 
 async def test_model_is_loaded_on_order_and_unloaded(home: Path) -> None:
-    async with joined(home, load="local", memory=1.0) as its:
+    async with joined(home, load="local", memory=Size(10**9)) as its:
         assert sorted(each.name for each in its.library.models) == [
             "damaged",
             "org/name",
@@ -205,7 +206,7 @@ async def test_leaving_ends_a_load_that_is_stuck(
 
 
 async def test_named_model_stays_and_takes_its_memory(home: Path) -> None:
-    async with joined(home, f"mine={TINY}", memory=1.0) as its:
+    async with joined(home, f"mine={TINY}", memory=Size(10**9)) as its:
         await until(lambda: its.offers.keys() == {"*models", "mine"})
         assert its.library.find("mine") is None
         need = int(TINY.stat().st_size * 1.1) + 512 * 2048 * 4
@@ -230,6 +231,19 @@ async def test_chosen_model_may_be_unloaded(home: Path) -> None:
         assert children() == []
         await its.load(name)
         assert its.offers.keys() == {"*models", name}
+
+
+async def test_gpu_that_is_not_there_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.worker.run_worker.use_gpus", lambda numbers: None)
+    config = JoinConfig(gpus=("7",))
+    arguments = JoinArguments(
+        "http://127.0.0.1:9", (), config, home, None, as_json=True
+    )
+
+    with pytest.raises(ConfigError, match="--gpus 7: this machine has no such GPU"):
+        await run_worker(arguments, asyncio.Event())
 
 
 async def test_load_none_offers_no_library(home: Path) -> None:
@@ -295,7 +309,7 @@ async def test_what_the_hub_must_not_give_is_refused(
 ) -> None:
     async with (
         serving(HubServer({"org/Tiny-GGUF": HUB_FILES}, claimed_size=10**9)) as hub,
-        joined(home, load="pull", memory=0.001) as its,
+        joined(home, load="pull", memory=Size(10**6)) as its,
     ):
         use_hub(monkeypatch, hub)
         await until(lambda: "*models" in its.offers)
@@ -394,7 +408,7 @@ async def test_orders_need_the_embedded_engine(
 async def test_most_of_the_free_memory_is_lent(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.cli.worker.join_memory.free_memory", lambda: 10**9)
+    monkeypatch.setattr("shoal.cli.worker.join_library.free_memory", lambda: 10**9)
 
     library = await library_of(home, JoinConfig(context=100, slots=3))
 

@@ -1,7 +1,6 @@
 """``shoal join``: offer this machine's models and functions to a coordinator."""
 
 import ipaddress
-import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from shoal.cli.options import (
     wire_options,
 )
 from shoal.cli.use.models.pull import resolve_model
-from shoal.cli.worker.join_lending import lent_bytes
+from shoal.cli.worker.join_lending import check_lending
 from shoal.cli.worker.join_library import LOAD_NONE, LOADS, loads_on_order
 from shoal.cli.worker.join_models import token_prices
 from shoal.cli.worker.join_target import DEFAULT_PORT, HTTP, listening_target
@@ -132,9 +131,10 @@ def check_config(config: JoinConfig) -> JoinConfig:
     if config.load not in LOADS:
         known = ", ".join(LOADS[1:])
         raise ConfigError(f"--load {config.load}: expected one of {known}")
-    if not 0 <= config.memory < math.inf:
-        raise ConfigError(f"--memory {config.memory:g}: expected a number of gigabytes")
-    lent_bytes(config)
+    for gpu in config.gpus:
+        if not gpu.isdecimal():
+            raise ConfigError(f"--gpus {gpu}: expected the number of a GPU, such as 0")
+    check_lending(config)
     if config.throttle is not None:
         check_throttle(config.throttle)
     for window in config.schedule:

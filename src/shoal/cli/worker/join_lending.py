@@ -24,30 +24,19 @@ from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.shard_links import ShardLinks
 
 CACHES = "shards"  # folder of Shoal's data folder: a folder for each model
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[GMT]B?)", re.ASCII | re.IGNORECASE)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_UNITS = {"M": 10**6, "": 10**9, "G": 10**9, "T": 10**12}
 
 
-def lent_bytes(config: JoinConfig) -> int:
-    """Return the memory that the owner lends.  Raises ConfigError."""
-    if not config.lend_memory:
-        if config.lend_for:
-            raise ConfigError("--lend-for is for --lend-memory GB only")
-        return 0
-    found = _SIZE.fullmatch(config.lend_memory.strip())
-    if found is None:
-        raise ConfigError(
-            f"--lend-memory {config.lend_memory}: expected a size, such as 12GB, 500MB "
-            "or 12 (GB)"
-        )
+def check_lending(config: JoinConfig) -> None:
+    """Raise ConfigError unless the machines that memory is lent to are valid."""
+    if config.lend_for and not config.lend_memory:
+        raise ConfigError("--lend-for is for --lend-memory GB only")
     for key in config.lend_for:
         if _KEY.fullmatch(key) is None:
             raise ConfigError(
                 f"--lend-for {key:.80}: expected the public key of a machine, 64 "
                 "hexadecimal digits, as `shoal status --json` shows it"
             )
-    return int(float(found[1]) * _UNITS[found[2][:1].upper()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +114,7 @@ async def open_shared_memory(
 
     Raises ConfigError if the owner lends memory, and that cannot be.
     """
-    memory, protocol = lent_bytes(config), target.protocol
+    memory, protocol = config.lend_memory, target.protocol
     if signer is None or not (protocol.joint and protocol.preferred):
         if memory:
             raise ConfigError(
@@ -151,7 +140,8 @@ async def open_shared_memory(
     whole = psutil.virtual_memory().total
     if memory > whole:
         raise ConfigError(
-            f"--lend-memory {config.lend_memory}: this machine has {whole / 1e9:.1f} GB"
+            f"--lend-memory: {memory / 1e9:.1f} GB, and this machine has "
+            f"{whole / 1e9:.1f} GB"
         )
     key = signer.public_key.hex()
     terms = MemoryLoan(programs.protocol, key, memory, tuple(config.lend_for))

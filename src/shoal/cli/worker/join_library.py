@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shoal.cli.worker.join_lending import SharedMemory, open_shared_memory
-from shoal.cli.worker.join_memory import GB, model_memory
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
@@ -25,6 +24,7 @@ from shoal.engines.gguf_files import model_folders, model_size
 from shoal.engines.gguf_header import InvalidGguf
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
 from shoal.engines.loadable_files import FileLibrary, LoadableFile, describe_file
+from shoal.engines.resources import free_memory, free_memory_of_gpus
 from shoal.ledger.keys import Signer
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import loadable_files
@@ -38,7 +38,23 @@ LOAD_NONE, LOAD_LOCAL, LOAD_PULL = "none", "local", "pull"
 LOADS = ("", LOAD_NONE, LOAD_LOCAL, LOAD_PULL)
 """The words of ``--load``; empty: the default."""
 
+GB = 1_000_000_000
+FREE_SHARE = 0.9  # of what is free, or of a GPU
+
 log = logging.getLogger("shoal.cli")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """The bytes that all models may take together; 0: unknown.
+
+    ``free`` returns how many more they may take now, besides the owner's programs: of
+    the free memory, so much is mapped from the files of models that are loaded.  It
+    returns 0 if that is unknown.  None: only the limit counts.
+    """
+
+    limit: int
+    free: Callable[[int], int] | None = None
 
 
 def loads_on_order(config: JoinConfig) -> bool:
@@ -281,13 +297,46 @@ async def open_worker_library(
         taken = await asyncio.to_thread(library.needs, files)
         library = replace(library, memory=max(1, library.memory - taken))
     await library.scan()
-    if wanted and not (library.current.models or pulls):
+    if wanted and not (library.current.models or pulls or lends):
         log.warning(
             "there is no model to load in %s or other programs' folders yet; "
             "`shoal models pull ORGANIZATION/NAME` gets one",
             library.folder,
         )
     return library
+
+
+async def model_memory(
+    config: JoinConfig,
+    servers: Sequence[selection.EngineSource],
+    gpu_memory: int,
+    *,
+    embedded: bool,
+) -> ModelMemory:
+    """Return how much memory models may take.
+
+    Args:
+        servers: those that load models on order.
+        gpu_memory: bytes of the machine's GPUs; 0: it has none.
+        embedded: whether the embedded engine is installed.
+    """
+    if config.memory:
+        return ModelMemory(config.memory)
+    here = [each for each in servers if each.is_here]
+    if servers and not here:
+        return ModelMemory(0)  # of another machine
+    if gpu_memory and here:
+        return ModelMemory(int(gpu_memory * FREE_SHARE))
+    if gpu_memory and embedded and (found := await free_memory_of_gpus()):
+        return ModelMemory(int(found * FREE_SHARE))
+    taken = sum(each.control.memory for each in here if each.control is not None)
+    limit = _free_now(0)
+    return ModelMemory(limit + taken, _free_now) if limit else ModelMemory(0)
+
+
+def _free_now(mapped: int) -> int:
+    free = free_memory()
+    return max(1, int((free - mapped) * FREE_SHARE)) if free else 0
 
 
 def _peers(target: JoinTarget, signer: Signer | None) -> Sequence[DialledPeer]:

@@ -29,7 +29,6 @@ from shoal.cli.worker.join_functions import (
     task_membership,
 )
 from shoal.cli.worker.join_library import loads_on_order, open_worker_library
-from shoal.cli.worker.join_memory import GB
 from shoal.cli.worker.join_models import (
     FunctionsBeside,
     WorkerContext,
@@ -49,6 +48,7 @@ from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.worker import THROTTLE_MAX, DeviceKind
 from shoal.engines import gguf_files, local_servers, selection
+from shoal.engines.resources import use_gpus
 from shoal.ledger.keys import Signer
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import shareable_library
@@ -153,6 +153,12 @@ class RunningWorker:
 async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWorker:
     """Find the coordinator and the engines; leaving ``stack`` releases them."""
     config = arguments.config
+    gpus = tuple(map(int, config.gpus))
+    use_gpus(gpus)
+    hardware = await asyncio.to_thread(this_machine, gpus)
+    if gpus and hardware.gpu_memory_gb is None:
+        named = ",".join(config.gpus)
+        raise ConfigError(f"--gpus {named}: this machine has no such GPU")
     engines = config.engine
     if cluster_in(engines):
         engines = await cluster_engines(engines, tasks=arguments.with_functions)
@@ -171,7 +177,6 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     sources: Sequence[selection.EngineSource] = ()
     if targets.models is not None:
         sources = await _sources(arguments, targets.models, engines, stack)
-    hardware = await asyncio.to_thread(this_machine)
     signer = _signer(targets.main, config, name, arguments.data)
     library = _library_server(arguments)
     models_here = None
@@ -342,7 +347,7 @@ async def _sources(
         config.threads,
         any_field=selection.FIELDS[config.fields],
         on_order=loads_on_order(config) or bool(config.lend_memory),
-        memory=int(config.memory * GB),
+        memory=config.memory,
     )
     locations = selection.SearchLocations(
         local_servers.server_locations(), gguf_files.model_folders(arguments.data)
