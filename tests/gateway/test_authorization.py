@@ -91,6 +91,7 @@ STATUSES: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("GET", "/v1/runs/{run}/ranks"): (404, 404, 404, 404, 404, 404),
     ("GET", "/v1/runs/{run}/events"): (404, 404, 404, 404, 404, 404),
     ("GET", "/v1/runs/{run}/relay"): (404, 404, 404, 404, 404, 404),
+    ("GET", "/v1/shards/relay"): (400, 400, 400, 400, 400, 400),
     ("GET", "/v1/health"): ALL,
     ("GET", "/v1/quote"): BAD_QUERY,
     ("POST", "/v1/jobs/commit/fast"): SUBMISSION,

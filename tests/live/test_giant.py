@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import psutil
 import pytest
 
 from harness.llama_cpp import llama_cpp
+from live.machines import Machine, two_networks
 from live.programs import (
     PATIENCE,
     TOKEN,
+    Pool,
     Program,
     Programs,
     demonstrate,
@@ -40,9 +43,9 @@ MEMORY = "90MB"  # of each machine: the model needs more than 100
 class Machines:
     """A pool of a machine that has the model's file, and others that lend memory."""
 
-    def __init__(self, programs: Programs) -> None:
+    def __init__(self, programs: Programs, pool: Pool) -> None:
         self._programs = programs
-        self.pool = programs.serve()
+        self.pool = pool
         self.runner = self.join("runner", memory="0.09")
 
     def join(self, name: str, *flags: str, memory: str = "0.09") -> Program:
@@ -92,7 +95,7 @@ class Machines:
 
 @pytest.fixture
 def machines(programs: Programs) -> Machines:
-    return Machines(programs)
+    return Machines(programs, programs.serve())
 
 
 def machines_file(programs: Programs) -> Path:
@@ -142,6 +145,43 @@ def test_whatever_happens_to_a_part_the_text_is_the_same(machines: Machines) -> 
     anna.kill()
     assert "".join([*begun, *answer]) == whole
     assert machines.parts() == ["ben", "runner"]
+
+
+def test_machines_without_a_way_to_each_other_use_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    """Each of their networks has a cable to the coordinator's machine only."""
+    with two_networks() as (near, middle, far), ExitStack() as ending:
+        programs = Programs(tmp_path)
+        ending.callback(programs.close)
+        with middle.inside():
+            served = programs.serve("--host", "0.0.0.0")
+
+        def reached_from(machine: Machine) -> Pool:
+            url = f"http://{machine.peer_address}:{served.port}"
+            return Pool(programs, served.program, {**served.ready, "url": url})
+
+        with near.inside():
+            machines = Machines(programs, reached_from(near))
+            anna = machines.lend("anna")
+            whole = "".join(machines.answer())
+            assert machines.parts() == ["anna", "runner"]
+            anna.kill()
+        with far.inside():
+            machines.pool = reached_from(far)
+            ben = machines.lend("ben")
+        with near.inside():
+            machines.pool = reached_from(near)
+            assert "".join(machines.answer()) == whole
+            assert machines.parts() == ["ben", "runner"]
+            assert shard_of(ben).is_running()
+
+            machines.lend("carl")
+            answer = machines.answer()
+            begun = [*islice(answer, 5)]
+            far.ip("link", "set", far.cable, "down")
+            assert "".join([*begun, *answer]) == whole
+            assert machines.parts() == ["carl", "runner"]
 
 
 def test_parts_stay_while_the_coordinator_is_away(

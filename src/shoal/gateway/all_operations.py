@@ -15,7 +15,13 @@ from shoal.gateway.http.operation import Operation, below, opened
 from shoal.gateway.jobs import all_jobs, events, pairing, submit_job
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.metrics import monitoring
-from shoal.gateway.models import aliases, deployments, listing, placement
+from shoal.gateway.models import (
+    aliases,
+    deployments,
+    listing,
+    placement,
+    shard_relay,
+)
 from shoal.gateway.operators import event_log, live_feed, status, workers
 from shoal.gateway.runs import endpoints as runs
 from shoal.gateway.runs import progress
@@ -34,6 +40,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *anthropic.api,
     *calls.api,
     *runs.api,
+    *shard_relay.api,
     *opened(JOBS, "dispatch"),
     *receipts.api,
     *balances.api,

@@ -17,6 +17,7 @@ from shoal.gateway.dashboard import dashboard_files
 from shoal.gateway.http import errors
 from shoal.gateway.http.operation import Operation, error_form_finder
 from shoal.gateway.http.proxies import ADMITTED, FORWARDED_FOR, with_front_client
+from shoal.gateway.http.relay import BytePace
 from shoal.gateway.http.request_record import (
     RequestRecord,
     begin_record,
@@ -28,6 +29,7 @@ from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
 from shoal.gateway.metrics.monitoring import METRICS, PrometheusMetrics
 from shoal.gateway.metrics.requests import AnsweredRequest, answered_request
 from shoal.gateway.metrics.traces import JobTraces, RequestTracer
+from shoal.gateway.models.shard_relay import SHARD_RELAYS, ShardRelays
 from shoal.gateway.openapi import DOCUMENT, EncodedDocument
 from shoal.gateway.operators.event_log import EVENT_LOG, EventLog
 from shoal.gateway.operators.live_feed import LIVE_FEED, LiveFeed
@@ -89,7 +91,9 @@ def make_app(
     app[METRICS] = metrics
     app.on_startup.append(metrics.loop_lag.on_startup)
     app.on_cleanup.append(metrics.loop_lag.on_cleanup)
-    app[RUNS] = HostedRuns(gateway.hub, gateway.clock)
+    pace = BytePace()
+    app[RUNS] = HostedRuns(gateway.hub, gateway.clock, pace)
+    app[SHARD_RELAYS] = ShardRelays(gateway.hub, gateway.clock, pace)
     app[SUBSCRIPTIONS] = subscriptions
     app[EVENT_LOG] = events
     app[LIVE_FEED] = live

@@ -186,6 +186,7 @@ class ModelsGateway:
     created_at: float
     lists_loadable: bool
     placement: PlacementRules
+    pages: PagePolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from shoal.training.generations.messages import RankState
 from shoal.training.group import TIMEOUT, RankGroup
 from shoal.training.launch import script
 from shoal.training.rank_port import GroupMembership, RankAddress, RankPort
-from shoal.training.run_link import RelayedSockets, RunLink
+from shoal.training.run_link import RunLink, relay_of
 from shoal.transports.rank_socket import RankListener, address_towards
 from shoal.transports.tls import self_signed_tls
 
@@ -120,7 +120,7 @@ def _open_run_port(host: str, environment: Mapping[str, str]) -> RankPort:
         listens_on = "::" if ":" in host else "0.0.0.0"
     tls = self_signed_tls("rank")
     listener = RankListener(listens_on, 0, tls, plain_loopback=True)
-    relay = RelayedSockets(*_coordinator(environment))
+    relay = relay_of(*_coordinator(environment))
     return RankPort(_wire(), listener, encrypts=None, local=True, relay=relay)
 
 

@@ -27,7 +27,6 @@ from shoal.training.links import (
     Way,
     connect_to,
 )
-from shoal.training.run_link import RelayedSockets
 from shoal.transports.rank_socket import (
     HAS_LOCAL_SOCKETS,
     AcceptedSocket,
@@ -39,6 +38,7 @@ from shoal.transports.rank_socket import (
     dial,
     dial_local,
 )
+from shoal.transports.relayed_sockets import RelayedSockets
 from shoal.transports.tls import self_signed_tls
 
 OPEN_TIMEOUT = 5.0  # seconds that a rank of an expected group waits until it is open

@@ -3,10 +3,6 @@
 The process that trains uses a link, and so do the member that starts it and programs
 that watch the run.  It is a WebSocket in a thread of its own, which connects again by
 itself: what is not sent yet waits, and training goes on meanwhile.
-
-Ranks that cannot reach each other are connected over the coordinator.  To the rest of
-the program each such connection is an ordinary socket: one end of a pair, whose other
-end a thread of this module connects to the coordinator, by a WebSocket.
 """
 
 import asyncio
@@ -16,14 +12,12 @@ import logging
 import queue
 import random
 import secrets
-import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, repeat
-from typing import Any, Final, TypeAlias
 
 import aiohttp
 
@@ -31,25 +25,25 @@ from shoal.domain.addresses import split_addresses
 from shoal.domain.errors import Unavailable
 from shoal.training.run_events import MESSAGE_MAX, Message, run_id_of
 from shoal.transports.http_client import as_given, describe_http_error
-from shoal.transports.rank_socket import Disconnected
-from shoal.transports.tls import context_pinning
+from shoal.transports.relayed_sockets import (
+    DRAIN_TIMEOUT,
+    ENDED,
+    FINAL_STATUSES,
+    HEARTBEAT,
+    REPLACED,
+    TLS_CLOSE_DELAY,
+    RelayedSockets,
+    TriedUrl,
+    bearer_session,
+    tls_for,
+)
 
 RANKS, EVENTS = "ranks", "events"
 """What a connection is for: forming groups, or reporting and watching events."""
 
-RUN_ENDED: Final = 4001  # WebSocket close code: the run has ended
-REPLACED: Final = 4002  # WebSocket close code: a newer connection of the same member
-NOT_LISTENING: Final = 4003  # WebSocket close code: no rank listens under this id
-FINAL_STATUSES = (401, 403, 404)  # HTTP: the run has ended, or never was
 SERVER_ERRORS = 500  # HTTP: those from here on may go away
 UNSENT_MAX = 1000  # messages that wait for the connection
 UNREAD_MAX = 10_000  # messages that wait for `receive`; then the connection is not read
-CONNECT_TIMEOUT = 10.0  # seconds
-HEARTBEAT = 20.0  # seconds between pings; a silent coordinator is noticed after 30
-TLS_CLOSE_DELAY = 0.25  # seconds that aiohttp does not wait for by itself
-DRAIN_TIMEOUT = 2.0  # seconds to send what waits when the link is closed
-PIECE_SIZE = 48 << 10  # bytes of one message of a relayed connection
-RETRY_INTERVAL = 1.0  # seconds between attempts to listen for these
 RETRY_DELAYS = (0.1, 0.25, 0.5, 1.0, 2.0)  # seconds; the last one repeats
 CONNECTED = "connected"
 """The key of the message that ``receive`` returns after each connection: its number.
@@ -57,45 +51,19 @@ CONNECTED = "connected"
 What was sent over the previous connection may be lost.
 """
 
-Accept: TypeAlias = Callable[[socket.socket], None]
-
 log = logging.getLogger("shoal.training")
-
-
-def tls_for(fingerprint: str) -> ssl.SSLContext | None:
-    """Return how to verify a coordinator; None: by the system's authorities."""
-    return context_pinning(bytes.fromhex(fingerprint)) if fingerprint else None
-
-
-def run_session(token: str, tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
-    """Return a session that shows the token of a run."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=True if tls is None else tls),
-        headers={"Authorization": f"Bearer {token}"},
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
-    )
 
 
 class RunOver(Unavailable):
     """The run has ended, or the coordinator does not know it."""
 
 
-class _RunUrl:
-    """The URL of a part of a run, at each of the coordinator's addresses in turn.
+def relay_of(url: str, token: str, fingerprint: str = "") -> RelayedSockets:
+    """Return the way of this process to other ranks of its run.
 
-    ``urls`` are those of the coordinator, separated by commas.
+    All arguments are as those of ``RunLink``.
     """
-
-    def __init__(self, urls: str, token: str, part: str) -> None:
-        path = f"/v1/runs/{run_id_of(token)}/{part}"
-        self._urls = [each.rstrip("/") + path for each in split_addresses(urls)]
-
-    def __str__(self) -> str:
-        return self._urls[0]
-
-    def turn(self) -> None:
-        """Go on to the next address, since this one does not answer."""
-        self._urls.append(self._urls.pop(0))
+    return RelayedSockets(_url_of(url, token, "relay"), token, fingerprint)
 
 
 def store_piece(url: str, token: str, tls: ssl.SSLContext | None, data: bytes) -> str:
@@ -106,10 +74,10 @@ def store_piece(url: str, token: str, tls: ssl.SSLContext | None, data: bytes) -
     refuses.
     """
     digest = hashlib.sha256(data).hexdigest()
-    path = _RunUrl(url, token, f"pieces/{digest}")
+    path = _url_of(url, token, f"pieces/{digest}")
 
     async def store() -> None:
-        async with run_session(token, tls) as session:
+        async with bearer_session(token, tls) as session:
             for delay in chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1])):
                 try:
                     async with session.put(str(path), data=data) as response:
@@ -157,7 +125,7 @@ class RunLink:
         greeting: Callable[[], Sequence[Message]] = tuple,
     ) -> None:
         self.member = secrets.token_hex(8)
-        self._url = _RunUrl(url, token, purpose)
+        self._url = _url_of(url, token, purpose)
         self._token = token
         self._tls = tls or tls_for(fingerprint)
         self._query = {"member": self.member, "round": str(round_number)}
@@ -226,7 +194,7 @@ class RunLink:
                 await asyncio.sleep(TLS_CLOSE_DELAY)
 
     async def _connect_again_and_again(self) -> None:
-        async with run_session(self._token, self._tls) as session:
+        async with bearer_session(self._token, self._tls) as session:
             delays = chain(RETRY_DELAYS, repeat(RETRY_DELAYS[-1]))
             while not self._closing:
                 try:
@@ -270,7 +238,7 @@ class RunLink:
             writer.cancel()
             with suppress(asyncio.CancelledError, ConnectionError):
                 await writer
-        if socket.close_code == RUN_ENDED:
+        if socket.close_code == ENDED:
             self._end("the run has ended")
         elif socket.close_code == REPLACED:
             self._end("another process has replaced this member")
@@ -303,137 +271,6 @@ class RunLink:
             self._unread.put_nowait(self._over)
 
 
-class RelayedSockets:
-    """The way of one process to other ranks of its run, over the coordinator.
-
-    Args:
-        url, token: as those of ``RunLink``.
-        fingerprint: as that of ``RunLink``.
-    """
-
-    def __init__(self, url: str, token: str, fingerprint: str = "") -> None:
-        self._url = _RunUrl(url, token, "relay")
-        self._token = token
-        self._tls = tls_for(fingerprint)
-        self._stop = asyncio.Event()
-        self._listening: set[asyncio.Task[None]] = set()
-        self._carrying: set[asyncio.Task[None]] = set()
-        ready = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(ready)),
-            name="shoal-run-relay",
-            daemon=True,
-        )
-        self._thread.start()
-        ready.wait()
-
-    def listen(self, port_id: str, accept: Accept) -> None:
-        """From now on, pass connections to a port of this process to ``accept``.
-
-        It is called from the thread of this object, and must not block for long.
-        """
-        self._start(self._listening, lambda: self._listen(port_id, accept))
-
-    def dial(self, port_id: str) -> socket.socket:
-        """Return a connection to the port of another rank.
-
-        It is closed at once if no rank listens there.
-
-        Raises Disconnected after ``close``.
-        """
-        return self._open({"to": port_id})
-
-    def close(self) -> None:
-        """Pass on what was sent, for two seconds at most, and end all connections."""
-        with suppress(RuntimeError):  # the thread has ended
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _open(self, query: Mapping[str, str]) -> socket.socket:
-        """Return the local end of a connection."""
-        ours, theirs = socket.socketpair()
-        self._start(self._carrying, lambda: self._carry(query, theirs))
-        return ours
-
-    def _start(
-        self,
-        tasks: set[asyncio.Task[None]],
-        coroutine: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
-        def start() -> None:
-            task = self._loop.create_task(coroutine())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-        try:
-            self._loop.call_soon_threadsafe(start)
-        except RuntimeError as error:
-            raise Disconnected("the relay over the coordinator is closed") from error
-
-    async def _serve(self, ready: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        async with run_session(self._token, self._tls) as self._session:
-            ready.set()
-            await self._stop.wait()
-            await _end(self._listening, 0)
-            await _end(self._carrying, DRAIN_TIMEOUT)
-        if str(self._url).startswith("https:"):
-            await asyncio.sleep(TLS_CLOSE_DELAY)
-
-    async def _listen(self, port_id: str, accept: Accept) -> None:
-        while True:
-            try:
-                async with self._connect({"at": port_id}) as listener:
-                    async for message in listener:
-                        accept(self._open({"ticket": message.json()["ticket"]}))
-                if listener.close_code in (REPLACED, RUN_ENDED):
-                    return
-            except aiohttp.WSServerHandshakeError as error:
-                if error.status in FINAL_STATUSES:
-                    return
-            except (aiohttp.ClientError, OSError) as error:
-                log.debug("run=%s error=%s", self._url, describe_http_error(error))
-                self._url.turn()
-            await asyncio.sleep(RETRY_INTERVAL)
-
-    async def _carry(self, query: Mapping[str, str], local: socket.socket) -> None:
-        """Exchange bytes between a socket and the coordinator, until either ends."""
-        local.setblocking(False)
-        with closing(local):
-            try:
-                async with self._connect(query) as remote:
-                    sending = self._loop.create_task(self._send(local, remote))
-                    try:
-                        async for message in remote:
-                            if message.type is aiohttp.WSMsgType.BINARY:
-                                await self._loop.sock_sendall(local, message.data)
-                    finally:
-                        sending.cancel()
-                        await asyncio.wait([sending])
-            except (aiohttp.ClientError, OSError) as error:
-                log.debug("run=%s error=%s", self._url, describe_http_error(error))
-
-    async def _send(
-        self, local: socket.socket, remote: aiohttp.ClientWebSocketResponse
-    ) -> None:
-        piece = memoryview(bytearray(PIECE_SIZE))
-        with suppress(aiohttp.ClientError, OSError):
-            while size := await self._loop.sock_recv_into(local, piece):
-                await remote.send_bytes(bytes(piece[:size]))
-        await remote.close()
-
-    def _connect(self, query: Mapping[str, str]) -> Any:
-        return self._session.ws_connect(
-            as_given(str(self._url)), params=query, heartbeat=HEARTBEAT, compress=0
-        )
-
-
-async def _end(tasks: set[asyncio.Task[None]], timeout: float) -> None:
-    """Wait for tasks, and cancel them after ``timeout`` seconds."""
-    if tasks and timeout:
-        await asyncio.wait([*tasks], timeout=timeout)
-    left = [*tasks]
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.wait(left)
+def _url_of(urls: str, token: str, part: str) -> TriedUrl:
+    """Return the URL of a part of a run; ``urls`` are separated by commas."""
+    return TriedUrl(split_addresses(urls), f"/v1/runs/{run_id_of(token)}/{part}")

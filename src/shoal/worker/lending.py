@@ -17,6 +17,7 @@ from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.work import ModelOrder
 from shoal.domain.worker import LentShard, MemoryLoan
 from shoal.pool.models.machine import shown_size
+from shoal.transports.relayed_sockets import OpenRelay
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.shard_port import LentProcess, ShardPort
 
@@ -63,6 +64,7 @@ class Lender:
         host: the address to listen at; empty: all of the machine's.
         throttle: while it is paused, nothing is lent.
         report: receives what happens to a shard, by model, for the owner.
+        relay: leads to machines that cannot reach this one; None: there is none.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Lender:
         host: str,
         throttle: OwnerThrottle,
         report: Callable[[str, str], None],
+        relay: OpenRelay | None = None,
     ) -> None:
         self._terms = terms
         self._start = start
@@ -80,6 +83,7 @@ class Lender:
         self._host = host
         self._throttle = throttle
         self._report = report
+        self._relay = relay
         self._shards: dict[str, _HeldShard] = {}  # by group
         self._starting: dict[str, int] = {}  # bytes, by group
         self._failures = 0
@@ -127,7 +131,11 @@ class Lender:
         folder = self._folder / cache[:FOLDER_LENGTH]
         process = await self._start(folder, order.own_memory)
         try:
-            return await ShardPort.open(self._host, order.group, order.runner, process)
+            return await ShardPort.open(
+                *(self._host, order.group, order.runner, process),
+                relay=self._relay,
+                relay_id=order.machine,
+            )
         except BaseException:  # also if the order is cancelled
             await process.close()
             raise

@@ -23,6 +23,10 @@ SILENCE_MAX = 5.0  # seconds; either end gives up then
 PREFIX = b"shoal shard hello v1\n"  # of what is signed
 
 
+RELAY_PATH = "/v1/shards/relay"  # of the coordinator
+PASS_PREFIX = b"shoal shard relay v1\n"  # of what is signed for it
+
+
 class Purpose(Enum):
     """What a connection is for."""
 
@@ -94,6 +98,20 @@ def read_hello(
     return hello.purpose
 
 
+def write_pass(signer: Signer, group: str) -> str:
+    """Return the token with which a machine of a group uses the coordinator's relay."""
+    return f"{signer.public_key.hex()}.{signer.sign(_pass(group)).hex()}"
+
+
+def read_pass(shown: str, group: str) -> str:
+    """Return the key of who has written a token for a group; empty: it is invalid."""
+    key, _, signature = shown.partition(".")
+    public_key = public_key_of(key)
+    if public_key is None or not verify(public_key, _bytes_of(signature), _pass(group)):
+        return ""
+    return public_key.hex()
+
+
 def write_line(message: msgspec.Struct) -> bytes:
     """Return a message as a line of JSON."""
     return msgspec.json.encode(message) + b"\n"
@@ -103,6 +121,10 @@ def _signed(group: str, purpose: Purpose, protocol: str, certificate: bytes) -> 
     """Return what is signed: unambiguous, since no part of it is free text alone."""
     parts = [group, purpose.value, protocol, certificate.hex()]
     return PREFIX + msgspec.json.encode(parts)
+
+
+def _pass(group: str) -> bytes:
+    return PASS_PREFIX + group.encode(errors="surrogatepass")
 
 
 def _bytes_of(hex: str) -> bytes:

@@ -1,8 +1,9 @@
 """The connections of the machine that runs a model to the shards that others lend.
 
 llama.cpp connects to a loopback port for each shard, several times at its start.  Each
-connection is passed on, encrypted, to the machine of the shard.  A heartbeat beside
-them detects a lost shard soon: llama.cpp itself would wait for ever.
+connection is passed on, encrypted, to the machine of the shard: directly if it can be
+reached, else over the coordinator, which sees no plain text.  A heartbeat beside them
+detects a lost shard soon: llama.cpp itself would wait for ever.
 
 The loopback ports are for this user alone, and where psutil has to find that out, for
 this program's own children: the other end of each connection is looked up.  Another
@@ -15,8 +16,10 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Coroutine, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 import psutil
@@ -26,6 +29,7 @@ from shoal.domain.work import Shard
 from shoal.ledger.keys import Signer
 from shoal.processes.programs import connected_user
 from shoal.transports.link import CLOSE_TIMEOUT
+from shoal.transports.relayed_sockets import OpenRelay, RelayedSockets
 from shoal.transports.splice import Spliced
 from shoal.transports.tcp import describe_socket_error, set_options
 from shoal.transports.tls import context_of_any
@@ -39,9 +43,20 @@ from shoal.worker.shard_hello import (
 )
 
 CONNECT_TIMEOUT = 5.0  # seconds for an address of a shard's machine
+RELAY_TIMEOUT = 15.0  # seconds by the relay, where the other end may be waited for
 LOOPBACK = "127.0.0.1"
+RELAYED = "over the coordinator"  # in place of an address
 
 log = logging.getLogger("shoal.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to a shard: ``connect`` returns the SHA-256 of the certificate there."""
+
+    name: str
+    timeout: float  # seconds
+    connect: Callable[[LineConnection], Awaitable[bytes]]
 
 
 class ShardLinks:
@@ -57,6 +72,7 @@ class ShardLinks:
         signer: Signer,
         protocol: str,
         shards: Sequence[Shard],
+        relay: OpenRelay | None = None,
     ) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ports: Sequence[int] = ()
@@ -64,7 +80,9 @@ class ShardLinks:
         self._signer = signer
         self._protocol = protocol
         self._shards = shards
-        self._hosts: dict[str, str] = {}  # the one that answered, by machine
+        self._open_relay = relay
+        self._relay: RelayedSockets | None = None
+        self._ways: dict[str, _Way] = {}  # the one that led to it, by machine
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -75,6 +93,7 @@ class ShardLinks:
         signer: Signer,
         protocol: str,
         shards: Sequence[Shard],
+        relay: OpenRelay | None = None,
     ) -> "ShardLinks":
         """Connect to all shards.
 
@@ -83,10 +102,11 @@ class ShardLinks:
             signer: the key of this machine, which the others admit.
             protocol: llama.cpp's, with its version.
             shards: those that the other machines lend.
+            relay: the way to machines that cannot be reached; None: there is none.
 
         Raises Unavailable that names the shard; then all is closed.
         """
-        links = cls(group, signer, protocol, shards)
+        links = cls(group, signer, protocol, shards, relay)
         try:
             await links._open()
         except BaseException:
@@ -102,6 +122,8 @@ class ShardLinks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._relay is not None:
+            await asyncio.to_thread(self._relay.close)
 
     async def _open(self) -> None:
         await asyncio.gather(*map(self._begin_heartbeat, self._shards))
@@ -170,13 +192,13 @@ class ShardLinks:
 
     async def _dial(self, shard: Shard, purpose: Purpose) -> LineConnection:
         """Connect to a shard.  Raises Unavailable."""
-        known = self._hosts.get(shard.machine)
+        known = self._ways.get(shard.machine)
         reasons = []
-        for host in shard.hosts if known is None else (known,):
+        for way in self._ways_to(shard) if known is None else (known,):
             end = LineConnection()
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT):
-                    certificate = await _connect(end, host, shard.port)
+                async with asyncio.timeout(way.timeout):
+                    certificate = await way.connect(end)
                     if certificate.hex() != shard.fingerprint:
                         raise PeerError("another program answers there")
                     end.spliced.write(
@@ -188,15 +210,35 @@ class ShardLinks:
                     fault = (await _answer(end)).fault
             except (PeerError, OSError) as error:  # TimeoutError is one, too
                 end.spliced.abort()
-                reasons.append(f"{host}: {describe_socket_error(error)}")
+                reasons.append(f"{way.name}: {describe_socket_error(error)}")
                 continue
             if fault:
                 end.spliced.abort()
                 raise Unavailable(f"{shard.machine} refuses: {fault}")
-            self._hosts[shard.machine] = host
+            self._ways[shard.machine] = way
             return end
         tried = "; ".join(reasons) or "it has no address"
         raise Unavailable(f"{shard.machine} cannot be reached: {tried}")
+
+    def _ways_to(self, shard: Shard) -> Iterator["_Way"]:
+        """Yield the ways to a shard, in the order in which they are tried."""
+        for host in shard.hosts:
+            yield _Way(host, CONNECT_TIMEOUT, partial(_dial_address, host, shard.port))
+        if self._open_relay is not None:
+            yield _Way(RELAYED, RELAY_TIMEOUT, partial(self._dial_relay, shard))
+
+    async def _dial_relay(self, shard: Shard, end: LineConnection) -> bytes:
+        """Connect to a shard over the coordinator, as ``_connect`` does."""
+        if self._relay is None:
+            assert self._open_relay is not None, "there is no such way else"
+            self._relay = self._open_relay(self._group)
+        sock = self._relay.dial(shard.machine)
+        sock.setblocking(False)
+        try:
+            return await _connect(end, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         """Do it until it is done, or the links are closed."""
@@ -205,10 +247,19 @@ class ShardLinks:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _connect(end: LineConnection, host: str, port: int) -> bytes:
-    """Connect; return the SHA-256 of the certificate that the listener shows."""
+async def _dial_address(host: str, port: int, end: LineConnection) -> bytes:
+    """Connect to an address, as ``_connect`` does."""
+    return await _connect(end, host=host, port=port)
+
+
+async def _connect(end: LineConnection, **target: Any) -> bytes:
+    """Connect; return the SHA-256 of the certificate that the listener shows.
+
+    ``target`` is an address, or a connected socket, as for ``create_connection``.
+    """
     transport, _ = await asyncio.get_running_loop().create_connection(
-        *(lambda: end.spliced, host, port),
+        lambda: end.spliced,
+        **target,
         ssl=context_of_any(),
         server_hostname="",
         ssl_shutdown_timeout=CLOSE_TIMEOUT,

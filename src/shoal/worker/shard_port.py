@@ -1,7 +1,8 @@
 """The port of a shard that this machine lends: who may use it, and for how long.
 
 Only the machine that runs the model is admitted, while it keeps its heartbeat: then its
-further connections are passed on to the shard's process.
+further connections are passed on to the shard's process.  It connects to the port, or
+over the coordinator's relay, where the shard listens too.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from shoal.transports.acceptor import BACKLOG, Acceptor
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import CLOSE_TIMEOUT
 from shoal.transports.mdns import addresses_of
+from shoal.transports.relayed_sockets import Accept, OpenRelay
 from shoal.transports.splice import Spliced
 from shoal.transports.strangers import BY_STRANGER, Stranger, bounded_strangers
 from shoal.transports.tcp import describe_socket_error, set_options
@@ -31,6 +33,7 @@ from shoal.worker.shard_hello import (
 )
 
 SUBJECT = "shoal shard"
+RELAYED = "the relay of the coordinator"  # the address of connections by it
 DATA_MAX = 64  # connections; llama.cpp uses one at a time
 SHARE = 128  # of a program's budget for strangers: 64 connections
 
@@ -76,6 +79,8 @@ class ShardPort:
         group: str,
         runner: str,
         process: LentProcess,
+        relay: OpenRelay | None = None,
+        relay_id: str = "",
     ) -> None:
         listener.setblocking(False)
         self.hosts = hosts
@@ -92,6 +97,9 @@ class ShardPort:
         self._strangers = bounded_strangers(LoopClock(), SHARE)
         self._strangers.meter_handshakes(tls.context)
         self._closing = asyncio.Event()
+        self._relay = None if relay is None else relay(group)
+        self._relay_id = relay_id
+        self._relayed: set[asyncio.Task[None]] = set()
         self._listening = asyncio.create_task(self._listen(listener))
 
     @property
@@ -108,6 +116,8 @@ class ShardPort:
         process: LentProcess,
         *,
         port: int = 0,
+        relay: OpenRelay | None = None,
+        relay_id: str = "",
     ) -> "ShardPort":
         """Lend a shard's process to the holder of a key, and to no other.
 
@@ -117,6 +127,8 @@ class ShardPort:
             runner: public key of the machine that runs it, in hexadecimal.
             process: what is lent; it is the port's from now on.
             port: 0: the system chooses.
+            relay: leads to the machine if it cannot reach this one; None: no way does.
+            relay_id: under which the port is known there.
 
         Raises Unavailable; then the process is closed.
         """
@@ -128,7 +140,7 @@ class ShardPort:
             await process.close()
             reason = describe_socket_error(error)
             raise Unavailable(f"a shard cannot listen on {host}: {reason}") from error
-        return cls(listener, hosts, tls, group, runner, process)
+        return cls(listener, hosts, tls, group, runner, process, relay, relay_id)
 
     async def close(self) -> None:
         """Close the port and all connections, and end the process."""
@@ -140,9 +152,37 @@ class ShardPort:
 
     async def _listen(self, listener: socket.socket) -> None:
         acceptor = Acceptor(self._strangers, self._serve)
+        if self._relay is not None:
+            self._relay.listen(self._relay_id, self._relayed_accept())
         with listener:
             async with acceptor.accepting(listener):
                 await self._closing.wait()
+        for task in self._relayed:
+            task.cancel()
+        if self._relayed:
+            await asyncio.wait(self._relayed)
+        if self._relay is not None:
+            await asyncio.to_thread(self._relay.close)
+
+    def _relayed_accept(self) -> Accept:
+        """Return what takes a connection of the relay, in its thread."""
+        loop = asyncio.get_running_loop()
+
+        def accept(sock: socket.socket) -> None:
+            loop.call_soon_threadsafe(self._accept_relayed, sock)
+
+        return accept
+
+    def _accept_relayed(self, sock: socket.socket) -> None:
+        """Serve a connection that the coordinator passes on."""
+        if self._closing.is_set() or len(self._relayed) > DATA_MAX:
+            sock.close()
+            return
+        sock.setblocking(False)
+        stranger = self._strangers.add(RELAYED, lambda reason: sock.close())
+        task = asyncio.create_task(self._serve(sock, RELAYED, stranger))
+        self._relayed.add(task)
+        task.add_done_callback(self._relayed.discard)
 
     async def _serve(
         self, sock: socket.socket, address: str, stranger: Stranger | None

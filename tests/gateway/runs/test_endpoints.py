@@ -23,11 +23,11 @@ from shoal.training.run_events import MESSAGE_MAX, Message, member_key, run_id_o
 from shoal.training.run_link import (
     CONNECTED,
     EVENTS,
-    REPLACED,
     RunLink,
     RunOver,
     store_piece,
 )
+from shoal.transports.relayed_sockets import REPLACED
 
 pytestmark = pytest.mark.shared_pool
 

@@ -19,8 +19,10 @@ from shoal.engines.shards.shard_caches import trim_caches
 from shoal.engines.shards.shard_process import ShardProcess, can_isolate
 from shoal.engines.shards.split_engine import SplitEngine
 from shoal.ledger.keys import Signer
+from shoal.transports.relayed_sockets import RelayedSockets, TriedUrl
 from shoal.worker.lending import Lender
 from shoal.worker.owner_throttle import OwnerThrottle
+from shoal.worker.shard_hello import RELAY_PATH, write_pass
 from shoal.worker.shard_links import ShardLinks
 
 CACHES = "shards"  # folder of Shoal's data folder: a folder for each model
@@ -41,13 +43,19 @@ def check_lending(config: JoinConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """The part that a worker takes in models that several machines run."""
+    """The part that a worker takes in models that several machines run.
+
+    ``coordinators`` are the URLs of the HTTP API of a pool, with the ``fingerprint`` of
+    their certificate in hexadecimal; empty: links between machines are direct only.
+    """
 
     programs: ShardPrograms
     terms: MemoryLoan
     signer: Signer
     folder: Path
     is_isolated: bool
+    coordinators: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     @property
     def runs(self) -> bool:
@@ -82,7 +90,14 @@ class SharedMemory:
             await asyncio.to_thread(trim_caches, self.folder, limit, [cache])
             return await ShardProcess.start(self.programs, cache, memory=memory)
 
-        return Lender(self.terms, start, self.folder, "", throttle, report)
+        relay = self._relay if self.coordinators else None
+        return Lender(self.terms, start, self.folder, "", throttle, report, relay)
+
+    def _relay(self, group: str) -> RelayedSockets:
+        """Return the way to the other machines of a group over the coordinator."""
+        url = TriedUrl(self.coordinators, RELAY_PATH)
+        token = write_pass(self.signer, group)
+        return RelayedSockets(url, token, self.fingerprint, group)
 
     async def open_engine(
         self, file: LoadableFile, threads: int, order: ModelOrder
@@ -92,7 +107,8 @@ class SharedMemory:
         Raises ShoalError.
         """
         links = await ShardLinks.open(
-            order.group, self.signer, self.programs.protocol, order.shards[:-1]
+            *(order.group, self.signer, self.programs.protocol, order.shards[:-1]),
+            self._relay if self.coordinators else None,
         )
         return SplitEngine(
             *(order.name, file.path),
@@ -146,7 +162,11 @@ async def open_shared_memory(
     key = signer.public_key.hex()
     terms = MemoryLoan(programs.protocol, key, memory, tuple(config.lend_for))
     isolated = bool(memory) and await can_isolate()
-    return SharedMemory(programs, terms, signer, _absolute(data / CACHES), isolated)
+    return SharedMemory(
+        *(programs, terms, signer, _absolute(data / CACHES), isolated),
+        tuple(target.http_urls) if target.url else (),
+        (target.fingerprint or b"").hex(),
+    )
 
 
 def _absolute(path: Path) -> Path:

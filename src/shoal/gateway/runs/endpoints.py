@@ -20,11 +20,10 @@ from shoal.gateway.calls import digest_in, send_value
 from shoal.gateway.context import RunsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.relay import RELAY_WISHES, open_socket, wish_of
 from shoal.gateway.http.responses import BYTES_TYPE
 from shoal.gateway.runs import hosted_runs
 from shoal.gateway.runs.progress import find_members
-from shoal.gateway.runs.rank_relay import RankRelay
 from shoal.training.launch.script import PIECE_MAX
 from shoal.training.run_events import MESSAGE_MAX
 from shoal.transports import http_server
@@ -39,8 +38,6 @@ PIECE_PATH = RUNS_PATH + "{run}/pieces/{digest}"
 RESULT_PATH = RUNS_PATH + "{run}/results/{id}"
 MEMBER_MAX = 64  # characters of a member's name
 MESSAGES_PER_SECOND = 200  # of one connection; beyond, it is read more slowly
-PING_EVERY = 20.0  # seconds
-CLOSE_TIMEOUT = 2.0  # seconds for the other end's half of the closing handshake
 INVALID_DATA = 1007  # WebSocket close code (RFC 6455, section 7.4.1)
 
 
@@ -114,20 +111,10 @@ async def open_run_events(
 @api.get(RELAY_PATH, "Connect ranks with each other, over WebSockets", status=101)
 async def relay_ranks(gateway: RunsGateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
-    wishes = [each for each in RELAY_WISHES if each in request.query]
-    if len(wishes) != 1 or not 0 < len(request.query[wishes[0]]) <= MEMBER_MAX:
-        raise InvalidRequest("expected one of the parameters at, to and ticket")
+    wish, port_id = wish_of(request)
     socket = (await _open_socket(gateway, request, run)).socket
-    await RELAY_WISHES[wishes[0]](run.relay, request.query[wishes[0]], socket)
+    await RELAY_WISHES[wish](run.relay, port_id, socket)
     return socket
-
-
-RELAY_WISHES = {
-    "at": RankRelay.listen,
-    "to": RankRelay.dial,
-    "ticket": RankRelay.accept,
-}
-"""What a rank wants of the relay, by the query that says it."""
 
 
 def _admitted(request: web.Request) -> hosted_runs.HostedRun:
@@ -141,20 +128,11 @@ def _admitted(request: web.Request) -> hosted_runs.HostedRun:
 async def _open_socket(
     gateway: RunsGateway, request: web.Request, run: hosted_runs.HostedRun
 ) -> hosted_runs.RunConnection:
-    socket = web.WebSocketResponse(
-        timeout=CLOSE_TIMEOUT,
-        heartbeat=PING_EVERY,
-        max_msg_size=MESSAGE_MAX,
-        compress=False,
-    )
-    gateway.pages.check_upgrade(request.headers)
-    if not socket.can_prepare(request):
-        raise InvalidRequest(f"{request.path} is a WebSocket: connect with ws://")
     if run.is_full:
         raise TooLarge(f"the run has {hosted_runs.CONNECTIONS_MAX} connections already")
-    await socket.prepare(request)
-    record_of(request).upgraded = True
-    return hosted_runs.RunConnection(socket)
+    return hosted_runs.RunConnection(
+        await open_socket(request, gateway.pages, MESSAGE_MAX)
+    )
 
 
 async def _serve(

@@ -13,14 +13,14 @@ from shoal.coordinator.hub import Hub
 from shoal.domain import errors, facts
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.job import Gang, Job
-from shoal.gateway.runs.rank_relay import BytePace, RankRelay
+from shoal.gateway.http.relay import BytePace, SocketRelay
 from shoal.pool.lifecycle import END_STATES, JobState
 from shoal.store.blobs import SIZE_MAX
 from shoal.training.rendezvous import Rendezvous
 from shoal.training.run_events import RANKS_MAX, Message, RunEvent, RunEvents, run_id_of
-from shoal.training.run_link import REPLACED, RUN_ENDED
 from shoal.training.run_rounds import MEMBER, Answers, Round, RunRounds, machines
 from shoal.transports.clock import Clock, DeadlineTimer
+from shoal.transports.relayed_sockets import ENDED, REPLACED
 
 CONNECTIONS_MAX = 1024  # of one run; of each member there are two
 UNREAD_MAX = 4096  # messages that one connection leaves unread; then it is closed
@@ -71,7 +71,7 @@ class HostedRun:
         gang: Gang,
         owner: str,
         clock: Clock,
-        relay: RankRelay,
+        relay: SocketRelay,
         restarted_at: float | None = None,
     ) -> None:
         self.id = gang.id
@@ -277,7 +277,7 @@ class HostedRun:
         self.ended_at = self._clock.wall()
         self.events.progress.shrink()
         for each in [*self._at_ranks.values(), *self._at_events.values()]:
-            each.hang_up(RUN_ENDED)
+            each.hang_up(ENDED)
         self.relay.end()
         self._rounds_timer.cancel()
 
@@ -321,12 +321,12 @@ class HostedRun:
 class HostedRuns:
     """The runs that have open members, and the histories of those that ended last."""
 
-    def __init__(self, hub: Hub, clock: Clock) -> None:
+    def __init__(self, hub: Hub, clock: Clock, pace: BytePace) -> None:
         self._clock = clock
         self._runs: dict[str, HostedRun] = {}
         self._of_jobs: dict[JobId, str] = {}
         self._ended: OrderedDict[str, HostedRun] = OrderedDict()
-        self._pace = BytePace()
+        self._pace = pace
         # Runs from before a restart wait for their workers, whose leases are facts.
         for each in hub.pool.jobs.values():
             self._add(each.job, restarted_at=clock.now())
@@ -355,7 +355,7 @@ class HostedRuns:
         if (gang := job.terms.gang) is None:
             return
         if (run := self._runs.get(gang.id)) is None:
-            relay = RankRelay(self._pace, self._clock)
+            relay = SocketRelay(self._pace, self._clock)
             run = self._runs[gang.id] = HostedRun(
                 gang, job.owner, self._clock, relay, restarted_at
             )

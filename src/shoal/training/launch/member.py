@@ -35,6 +35,7 @@ from shoal.training.launch.member_reports import MemberReports
 from shoal.training.run_events import run_id_of
 from shoal.training.run_rounds import TOO_LATE, Round
 from shoal.transports.rank_socket import address_towards
+from shoal.transports.relayed_sockets import RelayedSockets, tls_for
 
 STOP_TIMEOUT = 10.0  # seconds that a process has to end after SIGTERM
 STDERR_LINES = 20  # of a failed process, in the error
@@ -82,7 +83,7 @@ def run_member(plan: MemberPlan, archive: bytes) -> MemberResult:
     """
     coordinator = _own_coordinator()
     reports = MemberReports(plan["node"])
-    tls = run_link.tls_for(coordinator.fingerprint)
+    tls = tls_for(coordinator.fingerprint)
     link = run_link.RunLink(
         coordinator.url,
         plan["token"],
@@ -184,10 +185,8 @@ class _Start:
         except OSError as error:
             raise Unavailable(f"no route to {coordinator.url}: {error}") from error
 
-        def relay() -> run_link.RelayedSockets:
-            return run_link.RelayedSockets(
-                coordinator.url, token, coordinator.fingerprint
-            )
+        def relay() -> RelayedSockets:
+            return run_link.relay_of(coordinator.url, token, coordinator.fingerprint)
 
         if self.place.node == 0:
             port = script.free_port(run_id_of(token))

@@ -1,8 +1,8 @@
-"""Connections between ranks that cannot reach each other, passed on by the coordinator.
+"""Connections between machines that cannot reach each other, passed on to each other.
 
-A rank *listens* under the id of its port.  When another one *dials* that id, the
+A process *listens* under the id of its port.  When another one *dials* that id, the
 listener gets a ticket, with which it opens the other half of the connection.  What is
-passed on are bytes, which the ranks encrypt for each other.
+passed on are bytes, which the two ends encrypt for each other.
 """
 
 import asyncio
@@ -12,12 +12,18 @@ from typing import Final
 
 from aiohttp import WSMsgType, web
 
+from shoal.domain.errors import InvalidRequest
 from shoal.gateway.http.ids import new_id
-from shoal.training.run_link import NOT_LISTENING, REPLACED, RUN_ENDED
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.web_origins import PagePolicy
 from shoal.transports.clock import Clock
+from shoal.transports.relayed_sockets import ENDED, NOT_LISTENING, REPLACED
 
 BYTES_PER_SECOND = 64 << 20  # of all relayed connections of a coordinator
-ANSWER_TIMEOUT = 10.0  # seconds for a rank that is dialled
+ANSWER_TIMEOUT = 10.0  # seconds for a process that is dialled
+PING_EVERY = 20.0  # seconds
+CLOSE_TIMEOUT = 2.0  # seconds for the other end's half of the closing handshake
+ID_MAX = 256  # characters of the id of a port
 GOING_AWAY: Final = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 
@@ -36,15 +42,15 @@ class BytePace:
 
 
 class _Half:
-    """The accepting rank's end of a relayed connection."""
+    """The accepting end of a relayed connection."""
 
     def __init__(self, socket: web.WebSocketResponse) -> None:
         self.socket = socket
         self.done = asyncio.Event()
 
 
-class RankRelay:
-    """The relayed connections of one run; each method serves one WebSocket."""
+class SocketRelay:
+    """The relayed connections of one run or group; each method serves one WebSocket."""
 
     def __init__(self, pace: BytePace, clock: Clock) -> None:
         self._pace = pace
@@ -61,7 +67,7 @@ class RankRelay:
         return len(self._open)
 
     async def listen(self, port_id: str, socket: web.WebSocketResponse) -> None:
-        """Notify a rank of connections to its port, until it leaves."""
+        """Notify a process of connections to its port, until it leaves."""
         older = self._listeners.get(port_id)
         self._listeners[port_id] = socket
         self._listener_added.set()
@@ -76,7 +82,7 @@ class RankRelay:
                 del self._listeners[port_id]
 
     async def dial(self, port_id: str, socket: web.WebSocketResponse) -> None:
-        """Connect a rank to the one that listens, until either leaves."""
+        """Connect a process to the one that listens, until either leaves."""
         async with self._serving(socket):
             half = await self._call(port_id)
             if half is None:
@@ -88,7 +94,7 @@ class RankRelay:
                 half.done.set()
 
     async def accept(self, ticket: str, socket: web.WebSocketResponse) -> None:
-        """Take the other half of a connection, until either rank leaves."""
+        """Take the other half of a connection, until either end leaves."""
         async with self._serving(socket):
             dialled = self._dialled.get(ticket)
             if dialled is None or dialled.done():
@@ -99,14 +105,14 @@ class RankRelay:
             await half.done.wait()
 
     def end(self) -> None:
-        """Close all connections: the run has ended."""
+        """Close all connections: what they are for has ended."""
         self._ended = True
         for task in self._open:
             task.cancel()
 
     @asynccontextmanager
     async def _serving(self, socket: web.WebSocketResponse) -> AsyncIterator[None]:
-        """Serve a WebSocket within the block, until the end of the run."""
+        """Serve a WebSocket within the block, until the end of all."""
         task = asyncio.current_task()
         assert task is not None, "each request has one"
         self._open.add(task)
@@ -116,16 +122,16 @@ class RankRelay:
             if not self._ended:
                 raise
             task.uncancel()
-            await socket.close(code=RUN_ENDED)
+            await socket.close(code=ENDED)
         finally:
             self._open.discard(task)
 
     async def _call(self, port_id: str) -> _Half | None:
-        """Ask the rank that listens for its half; None: it does not answer.
+        """Ask the process that listens for its half; None: it does not answer.
 
         One that is not there yet may be about to connect.
         """
-        ticket = new_id()  # no secret: the run's token is asked for besides
+        ticket = new_id()  # no secret: a token is asked for besides
         answer: asyncio.Future[_Half] = asyncio.get_running_loop().create_future()
         self._dialled[ticket] = answer
         try:
@@ -166,3 +172,43 @@ class RankRelay:
                 if delay:
                     await asyncio.sleep(delay)
                 await target.send_bytes(message.data)
+
+
+RELAY_WISHES = {
+    "at": SocketRelay.listen,
+    "to": SocketRelay.dial,
+    "ticket": SocketRelay.accept,
+}
+"""What a process wants of the relay, by the query that says it."""
+
+
+async def open_socket(
+    request: web.Request, pages: PagePolicy, message_max: int
+) -> web.WebSocketResponse:
+    """Return the WebSocket that a request opens; messages are of so many bytes.
+
+    Raises InvalidRequest for any other request, and NotAdmitted for a web page's.
+    """
+    socket = web.WebSocketResponse(
+        timeout=CLOSE_TIMEOUT,
+        heartbeat=PING_EVERY,
+        max_msg_size=message_max,
+        compress=False,
+    )
+    pages.check_upgrade(request.headers)
+    if not socket.can_prepare(request):
+        raise InvalidRequest(f"{request.path} is a WebSocket: connect with ws://")
+    await socket.prepare(request)
+    record_of(request).upgraded = True
+    return socket
+
+
+def wish_of(request: web.Request) -> tuple[str, str]:
+    """Return which of the ``RELAY_WISHES`` a request has, and for which id.
+
+    Raises InvalidRequest.
+    """
+    wishes = [each for each in RELAY_WISHES if each in request.query]
+    if len(wishes) != 1 or not 0 < len(request.query[wishes[0]]) <= ID_MAX:
+        raise InvalidRequest("expected one of the parameters at, to and ticket")
+    return wishes[0], request.query[wishes[0]]

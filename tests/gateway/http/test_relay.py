@@ -13,8 +13,8 @@ from aiohttp import WSMsgType, WSServerHandshakeError
 
 from gateway.runs.test_endpoints import RUN, TOKEN, beside, open_run, socket
 from gateway.serving import WAIT_MAX, Pool
-from shoal.gateway.runs import rank_relay
-from shoal.gateway.runs.rank_relay import BytePace
+from shoal.gateway.http import relay as relays
+from shoal.gateway.http.relay import BytePace
 from shoal.protocols import discover
 from shoal.training import rank_port
 from shoal.training.group import RankGroup
@@ -25,8 +25,13 @@ from shoal.training.rank_port import (
     RankAddress,
     RankPort,
 )
-from shoal.training.run_link import NOT_LISTENING, REPLACED, RUN_ENDED, RelayedSockets
+from shoal.training.run_link import relay_of
 from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket
+from shoal.transports.relayed_sockets import (
+    ENDED,
+    NOT_LISTENING,
+    REPLACED,
+)
 
 pytestmark = pytest.mark.shared_pool
 
@@ -36,7 +41,7 @@ TLS_HANDSHAKE = 22  # the kind of a record (RFC 8446, section 5.1)
 
 def open_port(pool: Pool) -> RankPort:
     wire = next(each.ranks for each in discover().values() if each.ranks)
-    relay = RelayedSockets(pool.url, TOKEN)
+    relay = relay_of(pool.url, TOKEN)
     return RankPort(wire(), RankListener("127.0.0.1"), encrypts=False, relay=relay)
 
 
@@ -153,7 +158,7 @@ async def test_ranks_speak_tls_over_the_relay_also_on_loopback(pool: Pool) -> No
 async def test_where_nobody_listens_connections_are_closed(
     pool: Pool, query: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_relay, "ANSWER_TIMEOUT", 0.1)
+    monkeypatch.setattr(relays, "ANSWER_TIMEOUT", 0.1)
     async with open_run(pool, 1), socket(pool, f"relay?{query}") as opened:
         closing = await opened.receive(timeout=WAIT_MAX)
         assert (closing.type, closing.data) == (WSMsgType.CLOSE, NOT_LISTENING)
@@ -162,7 +167,7 @@ async def test_where_nobody_listens_connections_are_closed(
 async def test_the_newer_of_two_listeners_is_called(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_relay, "ANSWER_TIMEOUT", 0.5)  # nobody takes the ticket
+    monkeypatch.setattr(relays, "ANSWER_TIMEOUT", 0.5)  # nobody takes the ticket
     async with (
         open_run(pool, 1),
         socket(pool, "relay?at=here") as older,
@@ -179,11 +184,11 @@ async def test_the_end_of_a_run_ends_its_connections(pool: Pool) -> None:
             listener = await sockets.enter_async_context(socket(pool, "relay?at=here"))
             dialler = await sockets.enter_async_context(socket(pool, "relay?to=here"))
             await listener.receive_json(timeout=WAIT_MAX)
-        assert (await listener.receive(timeout=WAIT_MAX)).data == RUN_ENDED
-        assert (await dialler.receive(timeout=WAIT_MAX)).data == RUN_ENDED
+        assert (await listener.receive(timeout=WAIT_MAX)).data == ENDED
+        assert (await dialler.receive(timeout=WAIT_MAX)).data == ENDED
 
 
-@pytest.mark.parametrize("query", ["", "?at=", "?at=a&to=b", f"?at={'a' * 65}"])
+@pytest.mark.parametrize("query", ["", "?at=", "?at=a&to=b", f"?at={'a' * 257}"])
 async def test_what_a_rank_wants_must_be_clear(pool: Pool, query: str) -> None:
     async with open_run(pool, 1):
         with pytest.raises(WSServerHandshakeError) as refused:
