@@ -90,7 +90,9 @@ class Node:
         keyring = Keyring(await key_cache(keys), {FIRST_KEY: KEY_OF_FRONTS})
         sessions = BrowserSessions(self.store.sign_ins)
         access = Access(self.hub, self._clock, keyring, keys, sessions)
-        self.links = FrontLinks(self.hub, access, self._clock, lambda answered: None)
+        self.links = FrontLinks(
+            self.hub, access, self._clock, lambda answered: None, b"of this node"
+        )
         self.peers = PeerConnections(self.hub, self._clock, admission)
 
     def watch(self) -> None:

@@ -134,6 +134,7 @@ def test_three_nodes_have_a_thousand_workers() -> None:
         assert world.hub.epoch > 6
         assert world.tally.whole > 1_800
         assert world.tally.survived > 100
+        assert world.tally.past_the_hub > 1_000
         await world.close()
 
     pauses.run(scenario())

@@ -28,6 +28,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, Priority, TimeLimits
+from shoal.domain.vocabulary import TextSent
 from shoal.domain.work import Chat
 from shoal.domain.worker import Offer, ServedModel
 from shoal.front.channel import Channel
@@ -38,7 +39,9 @@ from shoal.peers.connections import PeerConnections
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.protocols.shoal.text import TEXT_PATH, TextHello, TextReceiver, text_ticket
 from shoal.transports.clock import LoopClock
+from shoal.transports.driver import Driver
 from shoal.transports.link import LinkClosed
 from shoal.worker.agent import Agent, WorkerEvent
 from shoal.worker.calls import FunctionBackend
@@ -64,6 +67,7 @@ class Tally:
     whole: int = 0
     refused: int = 0
     survived: int = 0  # whole answers of more than one coordinator
+    past_the_hub: int = 0  # messages with text
     ended_badly: int = 0
     left: int = 0
     asked_again: int = 0
@@ -95,6 +99,7 @@ class World:
         self._stalls = stalls
         self._hedge_after = hedge_after
         self.random = Random(seed)
+        self._random_of_texts = Random(seed)  # so that all else happens as without
         self.store = SharedStore(self.random)
         self.clock = LoopClock(lambda: EPOCH + asyncio.get_running_loop().time())
         self.tally = Tally()
@@ -103,6 +108,7 @@ class World:
         self.protocol = protocol
         self._jobs = 0
         self._wires: list[Wire] = []
+        self._receiving: set[asyncio.Task[object]] = set()  # text past the hub
         self._nodes: list[Node] = []  # also those that do not know that they are over
         self.accepted: dict[JobId, None] = {}  # in order
         # Without chance, so that any worker can repeat a lost answer.
@@ -129,13 +135,15 @@ class World:
     async def open(self) -> None:
         """Open the store, and start the coordinator."""
         await self.store.open()
-        self.front = LinkedJobs(self._link, self.clock, self.new_id)
+        self.front = LinkedJobs(self._link, self.clock, self.new_id, b"the only")
         self._linking = asyncio.create_task(self.front.run_link())
         await self.start()
 
     async def close(self) -> None:
         """End all coordinators, and close the store."""
         self._linking.cancel()
+        for each in self._receiving:
+            each.cancel()
         for node in self._nodes:
             await node.crash()
         await self.store.close()
@@ -180,10 +188,16 @@ class World:
         self, wires: list[Wire], url: str, headers: Mapping[str, str], message_max: int
     ) -> AsyncIterator[tuple[Ends, Mapping[str, str]]]:
         """Stand in for the transport's ``dial``."""
-        if not self.up:
+        to_front = url.endswith(TEXT_PATH)
+        if not (self.up or to_front):
             raise LinkClosed("connection refused")
-        wire = Wire(self.random, encrypted=url.startswith("noise"))
-        answer = self.node.accept(url, headers, wire)
+        random = self._random_of_texts if to_front else self.random
+        wire = Wire(random, encrypted=url.startswith("noise"))
+        if to_front:
+            answer: Mapping[str, str] = {}
+            self._receive_text(wire)
+        else:
+            answer = self.node.accept(url, headers, wire)
         self._wires.append(wire)
         wires.append(wire)
         try:
@@ -191,6 +205,22 @@ class World:
         finally:
             self._wires.remove(wire)
             await wire.worker.close(1000, "")
+
+    def _receive_text(self, wire: Wire) -> None:
+        """Be the front's end of a connection that carries text past the hub."""
+
+        def on_message(message: TextHello | TextSent) -> None:
+            if isinstance(message, TextSent):
+                self.tally.past_the_hub += 1
+                self.front.take_text(message)
+
+        receiver = TextReceiver(lambda name: text_ticket(self.front.text_secret, name))
+        driver = Driver[TextHello | TextSent, object](
+            *(receiver, wire.coordinator, self.clock, on_message)
+        )
+        receiving = asyncio.create_task(driver.run())
+        self._receiving.add(receiving)
+        receiving.add_done_callback(self._receiving.discard)
 
     async def work(self, name: str, model: str, *, continues: bool) -> None:
         """Be a worker until cancelled, which is how it is killed."""
