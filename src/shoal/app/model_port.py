@@ -13,7 +13,7 @@ from shoal.ledger.keys import Signer, verify
 from shoal.models.partial_server import OpenPort
 from shoal.models.peer_connection import WEB
 from shoal.peers.relay import ServeSession
-from shoal.protocols import discover
+from shoal.protocols import own_wire
 from shoal.protocols.seam import admission
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.transports.clock import LoopClock
@@ -55,7 +55,7 @@ async def model_port(
 
     Raises ConfigError if it cannot be opened.
     """
-    wire, protocol = next((n, each) for n, each in discover().items() if each.preferred)
+    protocol = own_wire()
     clock = LoopClock()
     signer = Signer.from_seed(secrets.token_bytes(32))
     context = ProtocolContext(
@@ -67,7 +67,7 @@ async def model_port(
         f"models-{signer.public_key.hex()[:8]}",
     )
     endpoints = protocol.endpoints(protocol.config(passcode=passcode), context)
-    named = [(wire, each) for each in endpoints]
+    named = [(protocol.name, each) for each in endpoints]
     failed: ShoalError | None = None
     async with websocket_port(named, host, 0, serve, flag="--from") as port:
         named_host = f"[{host}]" if ":" in host else host

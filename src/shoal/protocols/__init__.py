@@ -8,6 +8,15 @@ from types import MappingProxyType
 
 from shoal.protocols.seam.protocol import AnyWireProtocol
 
+OWN = "shoal"
+
+
+@cache
+def own_wire() -> AnyWireProtocol:
+    """Return Shoal's own protocol, without importing those of other programs."""
+    protocol: AnyWireProtocol = importlib.import_module(f"{__name__}.{OWN}").PROTOCOL
+    return protocol
+
 
 @cache
 def discover() -> Mapping[str, AnyWireProtocol]:

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from shoal.domain.addresses import is_loopback
-from shoal.protocols import discover
+from shoal.protocols import own_wire
 from shoal.protocols.seam.ranks import SegmentWire
 from shoal.training.elastic_group import ElasticGroup
 from shoal.training.generations import sequence
@@ -183,4 +183,6 @@ def meet(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> RankG
 
 
 def _wire() -> SegmentWire:
-    return next(each.ranks() for each in discover().values() if each.ranks)
+    ranks = own_wire().ranks
+    assert ranks is not None, "Shoal's own wire has them"
+    return ranks()
