@@ -16,8 +16,8 @@ BLOCK = 1 << 16  # bytes that are read at once
 class GatedLine:
     """Passes connections on, and about the ``first`` bytes of what the server says.
 
-    The rest of each connection waits for ``go_on``.  ``passed`` counts the bytes that
-    the server has said on all connections.
+    The rest waits for ``go_on``.  ``passed`` counts the bytes that the server has said
+    on all connections.
     """
 
     server: int
@@ -64,15 +64,13 @@ def _pass(
     source: socket.socket, to: socket.socket, gate: GatedLine | None = None
 ) -> None:
     """Pass on what comes, until an end closes the connection; then close it to both."""
-    passed = 0
     with suppress(OSError):
         while data := source.recv(BLOCK):
             if gate is not None:
-                if passed >= gate.first:
+                if gate.passed >= gate.first:
                     gate.go_on.wait(PATIENCE)
                 gate.passed += len(data)
             to.sendall(data)
-            passed += len(data)
     for each in (source, to):
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)

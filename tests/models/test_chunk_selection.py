@@ -94,7 +94,8 @@ def test_more_is_requested_ahead_of_a_prompt_source_than_of_a_slow_one() -> None
             selection.expects("a", chunk, now)
             selection.on_checked("a", chunk, right=True)
 
-    assert ahead == [AHEAD_MAX, AHEAD]
+    assert AHEAD < ahead[0] <= AHEAD_MAX  # several are requested in one message
+    assert ahead[1] == AHEAD
 
 
 def test_held_chunks_are_not_requested() -> None:

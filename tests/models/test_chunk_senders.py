@@ -1,6 +1,7 @@
 """Chunks are sent at the pace of the peer, and within a rate."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -10,8 +11,10 @@ from models.transfer_pair import RecordingPeer
 from shoal.domain.errors import Unavailable
 from shoal.domain.model_messages import ChunkSent, ChunksRefused
 from shoal.models import chunk_senders
+from shoal.models.bulk_connection import ReadInto
 from shoal.models.chunk_senders import ByteRate, ChunkSenders, Receiver
 from shoal.models.manifest import CHUNK, Manifest
+from shoal.models.remote_models import copied
 from shoal.transports.clock import LoopClock
 
 CONTENT = {"a": b"a" * CHUNK, "b": b"b" * CHUNK, "c": b"c" * (CHUNK + 1)}
@@ -27,11 +30,11 @@ class Model:
     def manifest(self) -> Manifest:
         return manifest_of(CONTENT)
 
-    async def read(self, chunk: int) -> bytes:
+    async def reader(self, chunk: int) -> ReadInto:
         if chunk == 2:
             raise Unavailable("the disk is gone")
         self.read_.append(chunk)
-        return chunk_of(CONTENT, self.manifest, chunk)
+        return partial(copied, chunk_of(CONTENT, self.manifest, chunk))
 
 
 def receiver(peer: RecordingPeer, name: str = "peer") -> Receiver:

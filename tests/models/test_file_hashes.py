@@ -96,11 +96,13 @@ def test_hashing_ends_with_the_program(model: SharedModel) -> None:
 def test_a_chunk_of_a_changed_or_missing_file_is_not_read(model: SharedModel) -> None:
     path = model.files[0].path
     place, before = manifest_of(CONTENT).place(1), identity(path.stat())
-    assert read_chunk(path, place, before) == b"a"
+    data = bytearray(CHUNK)
+    assert read_chunk(path, place, before, memoryview(data)) == 1
+    assert data[:1] == b"a"
 
     path.write_bytes(b"b" * (CHUNK + 2))
     with pytest.raises(NotShareable, match="has changed"):
-        read_chunk(path, place, before)
+        read_chunk(path, place, before, memoryview(data))
     path.unlink()
     with pytest.raises(NotShareable, match="No such file"):
-        read_chunk(path, place, before)
+        read_chunk(path, place, before, memoryview(data))

@@ -283,7 +283,7 @@ async def _open_workers(setup: Setup, gateway: Gateway) -> AsyncIterator[_Worker
         ports = 1 if setup.part is None else config.fronts + 1
         strangers = bounded_strangers(clock, ports)
         websockets = WebSocketRouter(
-            clock, admission, endpoints, peers.serve, strangers
+            *(clock, admission, endpoints, peers.serve, strangers, sharing.bulk)
         )
         network = NetworkContext(
             *(peers.serve, admission, clock, Random(), config.host),

@@ -9,9 +9,14 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from shoal.domain.errors import PeerError, Refused
+from shoal.models.bulk_connection import BulkSenders
 from shoal.peers.relay import RelayRunner, ServeSession, run_relay_member
 from shoal.protocols.seam.admission import AdmissionGrant
-from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
+from shoal.protocols.seam.endpoints import (
+    BulkRoute,
+    UpgradeRequest,
+    WebSocketRoute,
+)
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.seam.session import CloseCode
@@ -24,6 +29,7 @@ from shoal.transports.websocket import WebSocketLink
 
 CLOSE_TIMEOUT = 3.0  # seconds that connections get to close
 RELAYED_IDLE_MAX = 120.0  # seconds that a relayed connection may be idle
+BULK_REQUEST_MAX = 1024  # bytes of a message on a bulk connection, which has none
 STOPPING = "the coordinator is stopping"
 
 log = logging.getLogger("shoal.app")
@@ -46,6 +52,7 @@ class WebSocketRouter:
         endpoints: all endpoints, each with its wire's name; only routes are used.
         serve: runs a session over its link until the connection ends.
         strangers: the unauthenticated connections of all ports.
+        bulk: the bulk connections that were offered.
     """
 
     def __init__(
@@ -55,7 +62,9 @@ class WebSocketRouter:
         endpoints: Iterable[tuple[str, Endpoint]],
         serve: ServeSession,
         strangers: Strangers,
+        bulk: BulkSenders | None = None,
     ) -> None:
+        self._bulk = bulk or BulkSenders()
         self._clock = clock
         self._strangers = strangers
         self._admission = admission
@@ -67,7 +76,7 @@ class WebSocketRouter:
             [
                 (wire, endpoint)
                 for wire, endpoint in endpoints
-                if isinstance(endpoint, WebSocketRoute | RelayRoute)
+                if isinstance(endpoint, WebSocketRoute | BulkRoute | RelayRoute)
             ],
             key=lambda route: route[1].rank,
         )
@@ -119,6 +128,8 @@ class WebSocketRouter:
                 continue
             if isinstance(route, WebSocketRoute):
                 return await self._accept(request, hello, wire, route, self._tasks)
+            if isinstance(route, BulkRoute):
+                return await self._serve_bulk(request, query, self._tasks)
             relay = self._relays[place]
             return await self._relay(request, hello, route, relay, self._tasks)
         raise web.HTTPNotFound(text="no worker protocol answers at this address\n")
@@ -176,6 +187,18 @@ class WebSocketRouter:
             await link.close(CloseCode.PROTOCOL_ERROR, reason)
             return
         await serve()
+
+    async def _serve_bulk(
+        self, request: web.Request, name: str, tasks: asyncio.TaskGroup
+    ) -> web.StreamResponse:
+        """Serve a bulk connection.  Raises HTTPNotFound if it was not offered."""
+        if (sender := self._bulk.open(name)) is None:
+            raise web.HTTPNotFound(text="no such connection was offered\n")
+        link, response = await websocket.accept(
+            request, {}, BULK_REQUEST_MAX, self._strangers
+        )
+        await self._run_in_task(partial(sender.serve, link), link, tasks)
+        return response
 
     async def _relay(
         self,

@@ -57,9 +57,13 @@ class ModelDone(ModelMessage, msgspec.Struct, frozen=True):
 
 
 class ManifestRequest(ModelMessage, msgspec.Struct, frozen=True):
-    """Ask for the manifest of a model; the answer may take as long as hashing it."""
+    """Ask for the manifest of a model; the answer may take as long as hashing it.
+
+    ``bulk``: this end can dial a connection for the chunks alone.
+    """
 
     model: str
+    bulk: bool = False
 
 
 class HashingModel(ModelMessage, msgspec.Struct, frozen=True):
@@ -77,13 +81,15 @@ class ManifestAnswer(ModelMessage, msgspec.Struct, frozen=True):
     """The manifest of a model; an empty one: it is not available, for a ``reason``.
 
     ``held`` has a bit for each chunk that the peer has, the first in the lowest bit;
-    empty: it has all.
+    empty: it has all.  ``bulk`` is the name and the key of a connection for the chunks
+    alone; empty: there is none.
     """
 
     model: str
     manifest: bytes
     reason: str = ""
     held: bytes = b""
+    bulk: bytes = b""
 
 
 class ChunksRequest(ModelMessage, msgspec.Struct, frozen=True):

@@ -44,6 +44,10 @@ class _Source:
     unchecked: int = 0
     ahead: int = AHEAD
 
+    @property
+    def in_flight(self) -> int:
+        return len(self.requested) + self.unchecked
+
 
 class ChunkSelection:
     """The chunks of one model, and the sources of them.
@@ -132,7 +136,9 @@ class ChunkSelection:
         """Return the requests to send now, and count them as sent."""
         found = []
         for name, source in self._sources.items():
-            while len(source.requested) + source.unchecked < source.ahead:
+            if source.ahead == AHEAD_MAX and source.in_flight > AHEAD:
+                continue  # several in one message, when they are as quick as this
+            while source.in_flight < source.ahead:
                 if (chunk := self._next(source, now)) is None:
                     break
                 if not source.requested:
@@ -141,6 +147,11 @@ class ChunkSelection:
                 self._asked[chunk] += 1
                 found.append(ChunkRequest(name, chunk))
         return found
+
+    def is_fast(self, name: str) -> bool:
+        """Return whether a source sends as many chunks as it may at once promptly."""
+        source = self._sources.get(name)
+        return source is not None and source.ahead == AHEAD_MAX
 
     def expects(self, name: str, chunk: int, now: float) -> bool:
         """Count a chunk that has arrived; return whether it has to be checked.

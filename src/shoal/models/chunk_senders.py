@@ -13,11 +13,13 @@ from shoal.domain.model_messages import (
     SendModelMessage,
     WaitUntilWritable,
 )
+from shoal.models.bulk_connection import BulkSenders, ReadInto
 from shoal.models.manifest import Manifest
 from shoal.transports.clock import LoopClock
+from shoal.transports.link import LinkClosed
 
 REQUESTED_MAX = 256  # chunks that a peer may have requested
-AT_ONCE = 2  # chunks that are read for one peer
+AT_ONCE = 3  # chunks that are read for one peer
 STALL_TIMEOUT = 60.0  # seconds for a peer to read a chunk
 
 log = logging.getLogger("shoal.models")
@@ -38,8 +40,8 @@ class ChunkedModel(Protocol):
     @property
     def manifest(self) -> Manifest: ...
 
-    async def read(self, chunk: int) -> bytes:
-        """Return a chunk.  Raises ShoalError."""
+    async def reader(self, chunk: int) -> ReadInto:
+        """Return what reads a chunk; both raise ShoalError."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class ChunkSenders:
     def __init__(self, tasks: asyncio.TaskGroup, rate: ByteRate) -> None:
         self._tasks = tasks
         self._rate = rate
+        self.bulk = BulkSenders()
         self._peers: dict[str, _Peer] = {}
         self.sent: Counter[str] = Counter()  # chunks, by peer that is connected
 
@@ -96,6 +99,7 @@ class ChunkSenders:
     def on_peer_left(self, name: str) -> None:
         """Send nothing more to a peer."""
         self.sent.pop(name, None)
+        self.bulk.on_peer_left(name)
         if (peer := self._peers.pop(name, None)) is not None:
             for task in [*peer.tasks]:
                 task.cancel()
@@ -111,15 +115,25 @@ class ChunkSenders:
         root = model.manifest.root
         async with peer.turns:
             try:
-                data = await model.read(chunk)
-                await self._rate.take(len(data))
+                read = await model.reader(chunk)
+                size = model.manifest.place(chunk).size
+                await self._rate.take(size)
+                if (bulk := self.bulk.of(receiver.name, root)) is None:
+                    data = memoryview(bytearray(size))
+                    await asyncio.to_thread(read, data)
                 async with asyncio.timeout(STALL_TIMEOUT):
-                    await receiver.wait_writable()
+                    if bulk is None:
+                        await receiver.wait_writable()
+                    else:
+                        await bulk.send(chunk, read)
+            except LinkClosed:
+                return  # the receiver connects again
             except TimeoutError:
                 log.warning("stopped peer=%r reason='it reads nothing'", receiver.name)
                 return
             except ShoalError as error:
                 receiver.send(ChunksRefused(root, str(error)))
                 return
-            receiver.send(ChunkSent(root, chunk, data))
+            if bulk is None:
+                receiver.send(ChunkSent(root, chunk, data))
             self.sent[receiver.name] += 1

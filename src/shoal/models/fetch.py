@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
@@ -39,6 +39,7 @@ from shoal.domain.model_messages import (
     SeederAt,
 )
 from shoal.models import manifest
+from shoal.models.bulk_connection import BulkChunk
 from shoal.models.chunk_selection import ChunkSelection
 from shoal.models.download import DownloadedModel, DownloadRequest, ModelDownload
 from shoal.models.file_hashes import FileHashes
@@ -54,6 +55,8 @@ RETRY_FIRST = 0.5  # seconds until a lost source is dialled again, then twice as
 RETRIES_MAX = 4  # without a chunk in between
 MANIFEST_TIMEOUT = 100.0  # seconds without progress of a source that hashes the model
 STARVED_TIMEOUT = 60.0  # seconds in which nothing can be requested
+BULKS_MAX = 2  # sources with a bulk connection, each with the memory of some chunks
+BULK_TRIES_MAX = 3  # connections to a source, after which it gets no bulk connection
 SOURCES_MAX = 32  # that were given, and others that fetch the model, too
 UNWRITTEN_MAX = 16  # chunks that have arrived, above which no more are requested
 
@@ -71,6 +74,13 @@ class ChunkConnection(Protocol):
     on_lost: Callable[[ShoalError], None]
 
     def send(self, message: ModelMessage) -> bool: ...
+
+    def speed_up(
+        self,
+        is_right: Callable[[int, memoryview], bool],
+        on_chunk: Callable[[BulkChunk], None],
+    ) -> None:
+        """Use a bulk connection for the chunks, if there may be one."""
 
     def leave(self) -> None: ...
 
@@ -125,12 +135,18 @@ async def fetch_model(
     return await fetch.run(sources, introducers)
 
 
+def _keep() -> None:
+    pass
+
+
 class _Arrival(NamedTuple):
-    """A chunk that was requested, and is not checked yet."""
+    """A chunk that was requested; ``is_right`` None: it is not checked yet."""
 
     source: str
     chunk: int
     data: bytes | memoryview
+    is_right: bool | None = None
+    release: Callable[[], None] = _keep
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +164,8 @@ class _Fetch:
     _alive: set[str] = field(default_factory=set)
     _errors: dict[str, ShoalError] = field(default_factory=dict)
     _connections: dict[str, ChunkConnection] = field(default_factory=dict)
+    _connected: Counter[str] = field(default_factory=Counter)  # how often
+    _sped_up: set[str] = field(default_factory=set)  # may have a bulk connection
     _available: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     _manifest: Manifest | None = None
     _selection: ChunkSelection | None = None
@@ -229,15 +247,17 @@ class _Fetch:
             connection.on_lost = on_lost
             connection.receive = partial(self._receive, name)
             self._connections[name] = connection
+            self._connected[name] += 1
             try:
                 if name in self._introducers:
                     self._announce(name)
                 else:
-                    connection.send(ManifestRequest(self._request.model))
+                    connection.send(ManifestRequest(self._request.model, bulk=True))
                     await self._until_answered(name, lost)
                 raise await lost
             finally:
                 self._hashed.pop(name, None)
+                self._sped_up.discard(name)
                 del self._connections[name]
                 self._remove(name)  # before it is closed, which may take a while
 
@@ -286,8 +306,8 @@ class _Fetch:
                     self._on_manifest(name, message)
                 except ShoalError as error:
                     self._fail(name, error)
-            case ChunkSent(root=self._root):
-                self._on_chunk(name, message)
+            case ChunkSent(root=self._root, chunk=chunk, data=data):
+                self._on_chunk(_Arrival(name, chunk, data))
             case ChunksHeld(root=self._root, chunks=chunks) if self._manifest:
                 has = np.zeros(self._manifest.chunks, bool)
                 has[[each for each in chunks if 0 <= each < len(has)]] = True
@@ -346,15 +366,33 @@ class _Fetch:
             self._selection.on_available(name, has)
         self._changed.set()
 
-    def _on_chunk(self, name: str, message: ChunkSent) -> None:
-        selection = self._selection
-        if selection is None:
+    def _on_bulk_chunk(self, name: str, arrived: BulkChunk) -> None:
+        chunk, data, is_right, release = arrived
+        self._on_chunk(_Arrival(name, chunk, data, is_right, release))
+
+    def _on_chunk(self, arrival: _Arrival) -> None:
+        name, selection, content = arrival.source, self._selection, self._manifest
+        if selection is None or content is None:
             return
-        if not selection.expects(name, message.chunk, self._clock.now()):
+        if not selection.expects(name, arrival.chunk, self._clock.now()):
+            arrival.release()
             self._fail_dropped(name)
             return
-        self._arrivals.append(_Arrival(name, message.chunk, message.data))
+        if selection.is_fast(name):
+            self._speed_up(name, content)
+        self._arrivals.append(arrival)
         self._changed.set()
+
+    def _speed_up(self, name: str, content: Manifest) -> None:
+        """Let a fast source use a bulk connection, if that has not failed often."""
+        if (
+            name not in self._sped_up
+            and len(self._sped_up) < BULKS_MAX
+            and self._connected[name] <= BULK_TRIES_MAX
+        ):
+            self._sped_up.add(name)
+            on_chunk = partial(self._on_bulk_chunk, name)
+            self._connections[name].speed_up(content.has_hash, on_chunk)
 
     def _remove(self, name: str) -> None:
         self._available.pop(name, None)
@@ -479,9 +517,17 @@ class _Fetch:
             # In one call: after each, the thread waits for the interpreter's lock.
             arrived = [*self._arrivals]
             self._arrivals.clear()
-            written = [(each.chunk, each.data) for each in arrived]
-            right = await loop.run_in_executor(disk, partial_model.write, written)
+            right = await loop.run_in_executor(
+                *(disk, partial_model.write),
+                [
+                    (each.chunk, each.data)
+                    for each in arrived
+                    if each.is_right is not False
+                ],
+                {each.chunk for each in arrived if each.is_right},
+            )
             for each in arrived:
+                each.release()
                 is_right = each.chunk in right
                 selection.on_checked(each.source, each.chunk, right=is_right)
                 if is_right:

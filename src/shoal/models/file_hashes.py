@@ -123,19 +123,21 @@ def identity(about: os.stat_result) -> tuple[int, int, int]:
     return about.st_size, about.st_mtime_ns, about.st_ino
 
 
-def read_chunk(path: Path, place: ChunkPlace, expected: tuple[int, int, int]) -> bytes:
-    """Return a chunk of a file whose identity is as ``expected``.
+def read_chunk(
+    path: Path, place: ChunkPlace, expected: tuple[int, int, int], into: memoryview
+) -> int:
+    """Read a chunk of a file whose identity is as ``expected``; return its size.
 
     Raises NotShareable if it is not the same file any more, or cannot be read.
     """
     try:
-        with path.open("rb") as stream:
+        with path.open("rb", buffering=0) as stream:
             if identity(os.fstat(stream.fileno())) != expected:
                 raise NotShareable(f"{path} has changed")
             stream.seek(place.offset)
-            data = stream.read(place.size)
+            size = stream.readinto(into[: place.size])
     except OSError as error:
         raise NotShareable(f"{path}: {error.strerror or error}") from error
-    if len(data) < place.size:
+    if size is None or size < place.size:
         raise NotShareable(f"{path} was truncated")
-    return data
+    return size

@@ -17,6 +17,7 @@ from shoal.domain.model_messages import (
     ManifestRequest,
     ModelMessage,
 )
+from shoal.models.bulk_connection import BulkChunk
 from shoal.models.manifest import Manifest, manifest_of_files
 from shoal.models.model_hub import ModelHub
 from shoal.models.names import GgufModel, base_name
@@ -89,6 +90,13 @@ class HubConnection:
             case _:
                 pass
         return True
+
+    def speed_up(
+        self,
+        is_right: Callable[[int, memoryview], bool],
+        on_chunk: Callable[[BulkChunk], None],
+    ) -> None:
+        """Go on as before: the hub sends each chunk on a connection of its own."""
 
     def leave(self) -> None:
         """End what is being read."""

@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -34,6 +35,7 @@ from shoal.domain.model_messages import (
     SendModelMessage,
     WaitUntilWritable,
 )
+from shoal.models.bulk_connection import ReadInto
 from shoal.models.chunk_senders import ByteRate, ChunkedModel, ChunkSenders, Receiver
 from shoal.models.file_hashes import FileHashes, identity, read_chunk
 from shoal.models.library import (
@@ -68,10 +70,10 @@ class _LocalModel:
     model: SharedModel
     identities: tuple[tuple[int, int, int], ...]
 
-    async def read(self, chunk: int) -> bytes:
+    async def reader(self, chunk: int) -> ReadInto:
         place = self.manifest.place(chunk)
         path, expected = self.model.files[place.file].path, self.identities[place.file]
-        return await asyncio.to_thread(read_chunk, path, place, expected)
+        return partial(read_chunk, path, place, expected)
 
 
 class LibraryServer:
@@ -92,6 +94,7 @@ class LibraryServer:
         self._tasks = asyncio.TaskGroup()
         self._remote = RemoteModels(self.sources, self._tasks)
         self._senders = ChunkSenders(self._tasks, self._rate)
+        self.bulk = self._senders.bulk
         self._seeders = Seeders()
         self._local: OrderedDict[bytes, _LocalModel] = OrderedDict()
         self._hashing = asyncio.Lock()  # one disk
@@ -182,8 +185,12 @@ class LibraryServer:
             self._log_refusal(requester.name, f"it has {QUERIES_MAX} queries pending")
             return
         self._queries[requester.name] += 1
-        answer = self._answer if isinstance(query, ModelQuery) else self._send_manifest
-        task = self._tasks.create_task(answer(requester, query.model))
+        answer = (
+            self._answer(requester, query.model)
+            if isinstance(query, ModelQuery)
+            else self._send_manifest(requester, query)
+        )
+        task = self._tasks.create_task(answer)
         task.add_done_callback(lambda _: self._on_answered(requester.name))
 
     async def _answer(self, requester: Receiver, name: str) -> None:
@@ -192,7 +199,10 @@ class LibraryServer:
         size = None if copy is None else copy.size
         requester.send(ModelAnswer(name, copy is not None, size))
 
-    async def _send_manifest(self, requester: Receiver, name: str) -> None:
+    async def _send_manifest(
+        self, requester: Receiver, request: ManifestRequest
+    ) -> None:
+        name, bulk = request.model, b""
         reason = "it does not share it: a coordinator shares the models of its --share"
         telling = self._tasks.create_task(self._tell_hashing(requester, name))
         model: ChunkedModel | None = None
@@ -205,8 +215,12 @@ class LibraryServer:
             reason = "its files cannot be shared: its log says why"
         finally:
             telling.cancel()
-        encoded = b"" if model is None else model.manifest.encoded
-        requester.send(ManifestAnswer(name, encoded, "" if encoded else reason))
+        if model is None:
+            requester.send(ManifestAnswer(name, b"", reason))
+            return
+        if request.bulk:
+            bulk = self.bulk.offer(requester.name, model.manifest.root)
+        requester.send(ManifestAnswer(name, model.manifest.encoded, bulk=bulk))
 
     async def _tell_hashing(self, requester: Receiver, name: str) -> None:
         """Say from time to time that hashing a model goes on, here or at workers."""

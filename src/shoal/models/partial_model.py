@@ -9,13 +9,13 @@ All of it blocks on the disk: do not call it on the event loop.
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
 
 from shoal.config.private_files import try_lock
-from shoal.domain.errors import ConfigError, PeerError
+from shoal.domain.errors import ConfigError, PeerError, Unavailable
 from shoal.models.file_hashes import FileHashes
 from shoal.models.manifest import CHUNK, DIGEST, UNKNOWN, Manifest, chunks_of
 from shoal.models.model_folder import (
@@ -87,24 +87,33 @@ class PartialModel:
             raise unwritable(self._folder, error) from error
         return held
 
-    def write(self, chunks: Iterable[tuple[int, bytes | memoryview]]) -> set[int]:
+    def write(
+        self,
+        chunks: Iterable[tuple[int, bytes | memoryview]],
+        checked: Container[int] = (),
+    ) -> set[int]:
         """Write the chunks that have their hashes; return those.
+
+        Those ``checked`` are known to have them.
 
         Raises ConfigError if the disk fails or is full.
         """
         right = set()
         for chunk, data in chunks:
-            if self.manifest.has_hash(chunk, data):
+            if chunk in checked or self.manifest.has_hash(chunk, data):
                 self._write(chunk, data)
                 right.add(chunk)
         return right
 
-    def read(self, chunk: int) -> bytes:
-        """Return a chunk that is held.  Raises OSError."""
+    def read(self, chunk: int, into: memoryview) -> int:
+        """Read a chunk that is held; return its size.  Raises Unavailable."""
         file, offset, size = self.manifest.place(chunk)
-        with self._path(file).open("rb", buffering=0) as stream:
-            stream.seek(offset)
-            return stream.read(size)
+        try:
+            with self._path(file).open("rb", buffering=0) as stream:
+                stream.seek(offset)
+                return stream.readinto(into[:size]) or 0
+        except OSError as error:
+            raise Unavailable(f"it cannot read the chunk: {error.strerror}") from error
 
     def commit(self) -> Path:
         """Move the complete model to its folder; return that.

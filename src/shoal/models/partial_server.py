@@ -19,6 +19,7 @@ from shoal.domain.model_messages import (
     refusal,
 )
 from shoal.domain.vocabulary import Rejected, RunJob
+from shoal.models.bulk_connection import ReadInto
 from shoal.models.chunk_selection import ChunkSelection
 from shoal.models.chunk_senders import ByteRate, ChunkSenders, Receiver
 from shoal.models.manifest import Manifest
@@ -67,14 +68,11 @@ class PartialServer:
     def manifest(self) -> Manifest:
         return self._partial.manifest
 
-    async def read(self, chunk: int) -> bytes:
-        """Return a chunk that is held.  Raises Unavailable."""
+    async def reader(self, chunk: int) -> ReadInto:
+        """Return what reads a chunk that is held.  Raises Unavailable."""
         if not self._selection.held[chunk]:
             raise Unavailable("it has no such chunk yet")
-        try:
-            return await asyncio.to_thread(self._partial.read, chunk)
-        except OSError as error:
-            raise Unavailable(f"it cannot read the chunk: {error.strerror}") from error
+        return partial(self._partial.read, chunk)
 
     async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
         """Serve a connection until it ends."""

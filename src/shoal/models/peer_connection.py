@@ -5,13 +5,25 @@ import secrets  # noqa: TID251  # a connection has a key of its own
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from shoal.domain.errors import ShoalError, TimedOut, Unavailable
-from shoal.domain.model_messages import ModelMessage, refusal
+from shoal.domain.model_messages import (
+    ManifestAnswer,
+    ModelMessage,
+    refusal,
+)
 from shoal.domain.vocabulary import Rejected, RunJob
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
-from shoal.protocols import discover
+from shoal.models.bulk_connection import (
+    NUMBER_SIZE,
+    SECRET_SIZE,
+    BulkChunk,
+    BulkReceiver,
+    name_in,
+)
+from shoal.protocols import discover, own_wire
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import OutgoingConnection
 from shoal.protocols.seam.peer_session import (
@@ -23,6 +35,7 @@ from shoal.protocols.seam.peer_session import (
 )
 from shoal.protocols.seam.session import Batch, CloseCode
 from shoal.transports import dialer
+from shoal.transports.bulk_socket import BulkSocket
 from shoal.transports.clock import Clock, LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import EncryptedLink, Link, LinkClosed
@@ -58,6 +71,10 @@ class DialledPeer:
         return _connect(self)
 
 
+DialBulk: TypeAlias = Callable[[str], BulkSocket]
+"""Takes the name of a bulk connection that the peer offered."""
+
+
 async def _no_wait() -> None:
     pass
 
@@ -69,7 +86,13 @@ class PeerConnection:
     is called once, with the reason.  Reading waits for ``wait_for_room``.
     """
 
-    def __init__(self, session: PeerSession, link: Link, clock: Clock) -> None:
+    def __init__(
+        self,
+        session: PeerSession,
+        link: Link,
+        clock: Clock,
+        dial_bulk: DialBulk | None = None,
+    ) -> None:
         link = _PacedLink(link, self)
         self._driver = Driver(session, link, clock, self._receive)
         self._peer = ""
@@ -80,10 +103,17 @@ class PeerConnection:
         self.on_lost: Callable[[ShoalError], None] = lambda error: None
         self.wait_for_room: Callable[[], Awaitable[None]] = _no_wait
         self.wait_writable = self._driver.wait_for_bulk_room
+        self._dial_bulk = dial_bulk
+        self._offered = b""  # the name and the key of a bulk connection
+        self._bulk: BulkReceiver | None = None
 
     async def run(self) -> None:
         """Run the connection until it ends."""
-        self._ended = await self._driver.run()
+        try:
+            self._ended = await self._driver.run()
+        finally:
+            if self._bulk is not None:
+                await self._bulk.close()
         self._admitted.set()
         self.on_lost(Unavailable(f"the connection ended: {self._ended.reason}"))
 
@@ -106,6 +136,22 @@ class PeerConnection:
         """Send a message; return False if the connection is closed."""
         return self._driver.send(ToPeer(self._peer, message))
 
+    def speed_up(
+        self,
+        is_right: Callable[[int, memoryview], bool],
+        on_chunk: Callable[[BulkChunk], None],
+    ) -> None:
+        """Use a bulk connection for the chunks, if the peer offered one."""
+        offered, self._offered = self._offered, b""
+        if self._dial_bulk is None or len(offered) != SECRET_SIZE:
+            return
+
+        dialled = self._dial_bulk(name_in(offered))
+        self._bulk = BulkReceiver(
+            *(dialled, offered[NUMBER_SIZE:], is_right, on_chunk),
+            self._driver.disconnect,
+        )
+
     def leave(self) -> None:
         """Disconnect."""
         self._driver.disconnect("done")
@@ -122,6 +168,8 @@ class PeerConnection:
             case ModelMessage() as asked if (refused := refusal(asked)) is not None:
                 self._driver.send(ToPeer(message.peer, refused))
             case ModelMessage() as model_message if message.peer == self._peer:
+                if isinstance(model_message, ManifestAnswer):
+                    self._offered = model_message.bulk
                 self.receive(model_message)
             case RunJob(job_id, lease):
                 self._driver.send(
@@ -135,15 +183,23 @@ class PeerConnection:
 async def _connect(peer: DialledPeer) -> AsyncIterator[PeerConnection]:
     outgoing = _outgoing(peer)
     clock = LoopClock()
+    fingerprint = peer.fingerprint or outgoing.fingerprint
+
+    def dial_bulk(name: str) -> BulkSocket:
+        return BulkSocket(f"{outgoing.bulk_url}?{name}", fingerprint)
+
     try:
         async with (
             dialer.dial(
                 outgoing.url,
                 outgoing.headers,
                 outgoing.message_max,
-                fingerprint=peer.fingerprint or outgoing.fingerprint,
+                fingerprint=fingerprint,
             ) as (link, _),
-            over_link(outgoing.new_session(clock.now()), link, clock) as it,
+            over_link(
+                *(outgoing.new_session(clock.now()), link, clock),
+                dial_bulk if outgoing.bulk_url else None,
+            ) as it,
         ):
             yield it
     except LinkClosed as closed:
@@ -152,13 +208,16 @@ async def _connect(peer: DialledPeer) -> AsyncIterator[PeerConnection]:
 
 @asynccontextmanager
 async def over_link(
-    session: PeerSession, link: Link, clock: Clock
+    session: PeerSession,
+    link: Link,
+    clock: Clock,
+    dial_bulk: DialBulk | None = None,
 ) -> AsyncIterator[PeerConnection]:
     """Yield a connection over a link, once the peer has admitted this one.
 
     Raises TimedOut and Unavailable.
     """
-    connection = PeerConnection(session, link, clock)
+    connection = PeerConnection(session, link, clock, dial_bulk)
     failed: ShoalError | None = None
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(connection.run())
@@ -187,12 +246,12 @@ def _outgoing(peer: DialledPeer) -> OutgoingConnection:
         passcode=peer.passcode,
         plain=peer.plain,
     )
-    of_shoal = peer.url.partition("://")[0] in WEB
-    connect = next(
-        each.peering
-        for each in discover().values()
-        if each.peering is not None and each.preferred is of_shoal
-    )
+    if peer.url.partition("://")[0] in WEB:
+        connect = own_wire().peering
+    else:
+        others = (each for each in discover().values() if not each.preferred)
+        connect = next(each.peering for each in others if each.peering is not None)
+    assert connect is not None, "Shoal's own wire copies models"
     return connect(peer.url, profile)
 
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from shoal.domain.errors import PeerError, Unavailable
@@ -20,6 +21,7 @@ from shoal.domain.model_messages import (
     ManifestRequest,
 )
 from shoal.models import manifest
+from shoal.models.bulk_connection import ReadInto
 from shoal.models.manifest import Manifest
 from shoal.models.sources import ModelSource, ModelSources
 
@@ -66,6 +68,10 @@ class RemoteModel:
             raise Unavailable(data)
         return data
 
+    async def reader(self, chunk: int) -> ReadInto:
+        """Read a chunk, and return what copies it.  Raises Unavailable."""
+        return partial(copied, await self.read(chunk))
+
     def receive(self, source: str, message: ChunkSent | ChunksRefused) -> None:
         """Process a message of a worker about this model."""
         if isinstance(message, ChunkSent):
@@ -107,6 +113,12 @@ class RemoteModel:
                 return data
             self.drop(name, f"chunk {chunk} has another hash: it sends other bytes")
         return "no worker sends it any more"
+
+
+def copied(data: bytes, into: memoryview) -> int:
+    """Copy a chunk, as ``ReadInto``."""
+    into[: len(data)] = data
+    return len(data)
 
 
 class RemoteModels:

@@ -224,7 +224,7 @@ class WebSocketLink:
                 code = self._socket.close_code or 1006
                 raise LinkClosed(reason or "connection lost", code)
 
-    async def send(self, data: Data) -> None:
+    async def send(self, data: Data | memoryview) -> None:
         if self._sealer is not None:
             assert isinstance(data, bytes), "an encrypted link has no text messages"
             data = self._sealer.seal(data)
@@ -232,7 +232,8 @@ class WebSocketLink:
             if isinstance(data, str):
                 await self._socket.send_str(data)
             else:
-                await self._socket.send_bytes(data)
+                # Of any buffer, whatever its annotation says.
+                await self._socket.send_bytes(cast(bytes, data))
         except (ConnectionError, aiohttp.ClientError, RuntimeError) as error:
             # aiohttp says with a RuntimeError that the socket is closing.
             raise LinkClosed(f"connection lost: {error}") from error

@@ -180,7 +180,7 @@ def test_a_proof_is_of_one_channel_only() -> None:
 
 def test_a_name_is_that_of_the_key_that_is_connected() -> None:
     context = fleet_context()
-    route, _ = PROTOCOL.endpoints(PROTOCOL.config(), context)
+    route, *_ = PROTOCOL.endpoints(PROTOCOL.config(), context)
     assert isinstance(route, WebSocketRoute)
 
     def join(member: WorkerProfile, now: float) -> CallPair:

@@ -52,6 +52,17 @@ class WebSocketRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkRoute:
+    """A claim on WebSockets that carry bulk data which a session has offered.
+
+    The query of the request is the name in the offer.
+    """
+
+    rank: int
+    claims: Callable[[UpgradeRequest], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceRecord:
     """The announcement of a listener on the local network (RFC 6763, DNS-SD).
 
@@ -146,7 +157,8 @@ class OutgoingConnection:
     """A connection to keep open: ``tcp://HOST:PORT``, ``tls://..``, or a WebSocket.
 
     ``new_session`` takes the time, and is called once per connection.  ``fingerprint``
-    is that of the certificate that the server must present.
+    is that of the certificate that the server must present.  ``bulk_url`` is that of a
+    ``BulkRoute`` of the other end, if it may have one.
     """
 
     url: str
@@ -154,6 +166,7 @@ class OutgoingConnection:
     headers: Mapping[str, str] = field(default_factory=dict)
     message_max: int = 16 << 20  # bytes
     fingerprint: bytes | None = None
+    bulk_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

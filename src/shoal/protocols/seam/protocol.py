@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from shoal.domain.work import JobKind
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import (
+    BulkRoute,
     Listener,
     MembershipProber,
     OutgoingConnection,
@@ -21,6 +22,7 @@ C = TypeVar("C")
 
 Endpoint: TypeAlias = (
     WebSocketRoute
+    | BulkRoute
     | RelayRoute
     | Listener
     | OutgoingConnection

@@ -18,6 +18,7 @@ from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import (
     TLS_KEY,
     AcceptedConnection,
+    BulkRoute,
     DiscoveredService,
     OutgoingConnection,
     ServiceBrowser,
@@ -49,6 +50,7 @@ __all__ = ["PROTOCOL", "Config"]
 
 WORKER_PATH = "/shoal"
 POOL_PATH = "/shoal/pool"
+BULK_PATH = "/shoal/bulk"
 SERVICE = "_shoal._tcp"
 MARK = "shoal"  # in the record of the service: the release
 RANK = 0  # no other protocol has a path of its own that begins so
@@ -133,6 +135,7 @@ def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
 
     service = ServiceRecord(SERVICE, context.name, {MARK: __version__})
     enabled: list[Endpoint] = [route(WORKER_PATH, service), route(POOL_PATH)]
+    enabled.append(BulkRoute(RANK, lambda request: request.path == BULK_PATH))
     enabled += [_dial_pool(local, url) for url in config.peers]
     with_token = replace(local, token=context.token)
     enabled += [_dial_worker(with_token, url) for url in config.workers]
@@ -159,6 +162,7 @@ def _dial_pool(local: LocalEnd, address: str) -> OutgoingConnection:
         url,
         lambda now: ShoalSession(local, address, dialled=True, with_pool=True),
         message_max=MESSAGE_MAX,
+        bulk_url=url.removeprefix("noise+").removesuffix(POOL_PATH) + BULK_PATH,
     )
 
 
