@@ -23,10 +23,13 @@ class Site:
         self.share = LoopShare(self.clock, 0.1, 1.0, self.clock.cpu)
         self.strangers = Strangers(share=self.share)
         self.answered = 0
-        self.admits = False
+        self.admits = self.releases = False
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         async def respond() -> web.StreamResponse:
+            if self.releases:
+                http_server.release(request)
+                await asyncio.sleep(0)
             self.clock.used += COST
             await asyncio.sleep(0)
             if self.admits:
@@ -66,6 +69,18 @@ async def test_requests_without_a_credential_wait_for_their_turn() -> None:
 async def test_requests_that_admit_are_paid_back() -> None:
     site = Site()
     site.admits = True
+    async with site.open() as url, ClientSession() as session:
+        for _ in range(5):
+            async with session.get(url):
+                pass
+
+    assert site.answered == 5
+    assert not site.share.is_spent
+
+
+async def test_requests_that_another_process_counts_are_not_charged() -> None:
+    site = Site()
+    site.releases = True
     async with site.open() as url, ClientSession() as session:
         for _ in range(5):
             async with session.get(url):

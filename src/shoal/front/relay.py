@@ -20,7 +20,6 @@ from shoal.front.linked_jobs import NO_HUB, LinkedJobs, OnlyAtHub
 from shoal.gateway.http.proxies import ADMITTED, CLIENT, client_header
 from shoal.gateway.http.request_record import REQUEST_ID, record_of
 from shoal.transports import http_server
-from shoal.transports.unadmitted_connection import UnadmittedConnection
 
 BODY = web.RequestKey("body", bytes)
 """The body of a request that was read here before it turned out that the hub has to."""
@@ -205,8 +204,7 @@ async def relay_upgrade(request: web.Request, hub: Path) -> web.StreamResponse:
     except OSError as error:
         raise ShuttingDown(NO_HUB) from error
     # The hub's process counts it among its strangers, until it is admitted there.
-    if (unadmitted := UnadmittedConnection.of(transport)) is not None:
-        unadmitted.release()
+    http_server.release(request)
     try:
         client = client_header(request.remote or "", request.scheme)
         fields = [(CLIENT.encode(), client.encode()), *request.raw_headers]

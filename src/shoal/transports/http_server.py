@@ -181,9 +181,10 @@ async def _open(
 
 @dataclass(slots=True)
 class Passage:
-    """Whether a request that began as a stranger's has been admitted."""
+    """Whether a request that began as a stranger's has been admitted, or released."""
 
     admitted: bool = False
+    released: bool = False
 
 
 PASSAGE = web.RequestKey("passage", Passage)
@@ -216,7 +217,7 @@ async def answer_stranger(
 
     def charge(took: float) -> None:
         nonlocal spent
-        if passage.admitted:
+        if passage.admitted or passage.released:
             return
         if (unadmitted := UnadmittedConnection.of(request.transport)) is not None:
             unadmitted.charge(took)
@@ -239,6 +240,14 @@ def admit(request: web.Request) -> None:
         passage.admitted = True
     if (unadmitted := UnadmittedConnection.of(request.transport)) is not None:
         unadmitted.admit()
+
+
+def release(request: web.Request) -> None:
+    """Lift the limits, too: another process counts the peer from now on."""
+    if (passage := request.get(PASSAGE)) is not None:
+        passage.released = True
+    if (unadmitted := UnadmittedConnection.of(request.transport)) is not None:
+        unadmitted.release()
 
 
 async def on_response(request: web.Request, response: web.StreamResponse) -> None:
