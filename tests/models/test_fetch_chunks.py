@@ -5,7 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -84,11 +84,10 @@ async def hosts(
         yield Hosts(tmp_path, stack)
 
 
-async def once_both_are_asked(both: asyncio.Barrier) -> None:
-    """Wait until the other source is asked for a chunk, too, the first time."""
-    with suppress(asyncio.BrokenBarrierError):
-        await both.wait()
-        await both.abort()
+async def once_both_are_asked(asked: asyncio.Event, other: asyncio.Event) -> None:
+    """Wait until the other source is asked for a chunk, too."""
+    asked.set()
+    await other.wait()
 
 
 def spoilt(chunk: ModelMessage) -> list[ModelMessage]:
@@ -103,9 +102,9 @@ async def test_several_sources_send_each_chunk_once(
 ) -> None:
     monkeypatch.setattr(chunk_selection, "REPEAT_AFTER", math.inf)
     one, two = await hosts.add(), await hosts.add()
-    both_asked = asyncio.Barrier(2)
-    for host in one, two:
-        host.may_send = partial(once_both_are_asked, both_asked)
+    asked = asyncio.Event(), asyncio.Event()
+    one.may_send = partial(once_both_are_asked, *asked)
+    two.may_send = partial(once_both_are_asked, *reversed(asked))
 
     got = await hosts.fetch(one, two)
 
