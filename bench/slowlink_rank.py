@@ -21,7 +21,7 @@ from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.group import RankGroup
 from shoal.training.rank_port import GroupMembership, RankAddress, RankPort
 from shoal.training.torch_diloco import DiLoCo
-from shoal.transports.rank_socket import RankListener
+from shoal.transports.blocking.rank_socket import RankListener
 
 LIMIT = 120.0  # seconds of an operation
 RANKS = 2

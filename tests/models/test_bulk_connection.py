@@ -38,7 +38,7 @@ from shoal.models.manifest import CHUNK
 from shoal.models.peer_connection import DialledPeer
 from shoal.protocols.seam.peer_session import PeerMessage, PeerSession, ToPeer
 from shoal.protocols.shoal import PROTOCOL, Config
-from shoal.transports.bulk_socket import BulkSocket
+from shoal.transports.blocking.bulk_socket import BulkSocket
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.http_server import http_listener

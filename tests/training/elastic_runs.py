@@ -18,7 +18,7 @@ from shoal.training.generations.messages import RankState
 from shoal.training.generations.sequence import Greeting
 from shoal.training.rank_port import RankPort
 from shoal.training.rendezvous import Rendezvous
-from shoal.transports.rank_socket import RankListener
+from shoal.transports.blocking.rank_socket import RankListener
 
 T = TypeVar("T")
 Message = Mapping[str, Any]

@@ -26,7 +26,7 @@ from shoal.training.rank_port import (
     RankAddress,
     RankPort,
 )
-from shoal.transports.rank_socket import (
+from shoal.transports.blocking.rank_socket import (
     HAS_LOCAL_SOCKETS,
     LOCAL,
     Disconnected,

@@ -16,7 +16,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.protocols import discover
 from shoal.training.mixed_group import MixedDataParallel, MixedGroup
 from shoal.training.rank_port import GroupEnded
-from shoal.transports.rank_socket import (
+from shoal.transports.blocking.rank_socket import (
     EMPTY,
     AcceptedSocket,
     RankListener,
@@ -240,7 +240,7 @@ def test_each_received_array_has_a_limit_of_its_own(
             each.result()
         for module, call in (
             ("training.mixed_group", clock.now),
-            ("transports.rank_socket", clock.now_that_it_waits),
+            ("transports.blocking.rank_socket", clock.now_that_it_waits),
         ):
             owned = SimpleNamespace(monotonic=call)
             monkeypatch.setattr(f"shoal.{module}.time", owned)

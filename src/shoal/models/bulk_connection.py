@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from shoal.domain.errors import PeerError
 from shoal.models.manifest import CHUNK
 from shoal.protocols.seam.noise import TAG_SIZE
-from shoal.transports.bulk_socket import BulkSocket
+from shoal.transports.blocking.bulk_socket import BulkSocket
 from shoal.transports.link import LinkClosed
 from shoal.transports.websocket import WebSocketLink
 

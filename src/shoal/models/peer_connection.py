@@ -35,7 +35,7 @@ from shoal.protocols.seam.peer_session import (
 )
 from shoal.protocols.seam.session import Batch, CloseCode
 from shoal.transports import dialer
-from shoal.transports.bulk_socket import BulkSocket
+from shoal.transports.blocking.bulk_socket import BulkSocket
 from shoal.transports.clock import Clock, LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import EncryptedLink, Link, LinkClosed

@@ -29,7 +29,7 @@ from shoal.training.compression.error_feedback import ErrorFeedback
 from shoal.training.links import GroupStep, IncomingLink, OutgoingLink, OutOfStep
 from shoal.training.point_to_point import ArrayTransfer, PointToPoint
 from shoal.training.rank_port import GroupLinks
-from shoal.transports.rank_socket import Disconnected
+from shoal.transports.blocking.rank_socket import Disconnected
 
 TIMEOUT = 30.0  # seconds of one operation
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.protocols.seam import ranks
 from shoal.training.collectives import Kind
-from shoal.transports.rank_socket import (
+from shoal.transports.blocking.rank_socket import (
     AcceptedSocket,
     Disconnected,
     LocalListener,

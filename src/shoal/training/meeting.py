@@ -22,7 +22,7 @@ from shoal.training.group import TIMEOUT, RankGroup
 from shoal.training.launch import script
 from shoal.training.rank_port import GroupMembership, RankAddress, RankPort
 from shoal.training.run_link import RunLink, relay_of
-from shoal.transports.rank_socket import RankListener, address_towards
+from shoal.transports.blocking.rank_socket import RankListener, address_towards
 from shoal.transports.tls import self_signed_tls
 
 if TYPE_CHECKING:

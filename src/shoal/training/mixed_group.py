@@ -26,7 +26,7 @@ from shoal.protocols.seam.ranks import ArrayWire, RankIdentity, RankRefused
 from shoal.training.collectives import Array, Place, ring_order
 from shoal.training.links import RankAcceptor, connect_to
 from shoal.training.rank_port import GroupEnded
-from shoal.transports import rank_socket
+from shoal.transports.blocking import rank_socket
 
 TIMEOUT = 120.0  # seconds for one array, as in the other programs
 VECTOR_HEAD = 15  # bytes before the numbers of a float32 vector

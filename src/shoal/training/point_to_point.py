@@ -24,7 +24,7 @@ from shoal.domain.errors import PeerError
 from shoal.training.collectives import Kind, segments
 from shoal.training.links import GroupStep, IncomingLink
 from shoal.training.rank_port import GroupEnded, GroupLinks, LinkUse
-from shoal.transports.rank_socket import Disconnected
+from shoal.transports.blocking.rank_socket import Disconnected
 
 BUFFER_MAX = 1 << 20  # bytes of one sender's arrays that no receive has taken
 WAITING_MAX = 1 << 16  # arrays and offers that no receive has taken

@@ -27,7 +27,7 @@ from shoal.training.links import (
     Way,
     connect_to,
 )
-from shoal.transports.rank_socket import (
+from shoal.transports.blocking.rank_socket import (
     HAS_LOCAL_SOCKETS,
     AcceptedSocket,
     Disconnected,

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeAlias
 
 import aiohttp
 
+from shoal.transports.blocking.rank_socket import Disconnected
 from shoal.transports.http_client import as_given, describe_http_error
-from shoal.transports.rank_socket import Disconnected
 from shoal.transports.tls import context_pinning
 
 ENDED: Final = 4001  # WebSocket close code: what the connection was for has ended

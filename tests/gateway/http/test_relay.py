@@ -26,7 +26,7 @@ from shoal.training.rank_port import (
     RankPort,
 )
 from shoal.training.run_link import relay_of
-from shoal.transports.rank_socket import Disconnected, RankListener, RankSocket
+from shoal.transports.blocking.rank_socket import Disconnected, RankListener, RankSocket
 from shoal.transports.relayed_sockets import (
     ENDED,
     NOT_LISTENING,

@@ -14,7 +14,7 @@ from shoal.training.launch.script import (
     worker_variables,
 )
 from shoal.training.run_events import run_id_of
-from shoal.transports.rank_socket import address_towards
+from shoal.transports.blocking.rank_socket import address_towards
 
 COORDINATOR = Coordinator("http://192.0.2.1:4010", "")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from shoal.training.run_events import run_id_of
-from shoal.transports.rank_socket import Disconnected
+from shoal.transports.blocking.rank_socket import Disconnected
 from shoal.transports.relayed_sockets import RelayedSockets
 
 PROBE_TIMEOUT = 3.0  # seconds for the machine of rank 0 to say which run it is of

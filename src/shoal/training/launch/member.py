@@ -34,7 +34,7 @@ from shoal.training.launch.master_access import (
 from shoal.training.launch.member_reports import MemberReports
 from shoal.training.run_events import run_id_of
 from shoal.training.run_rounds import TOO_LATE, Round
-from shoal.transports.rank_socket import address_towards
+from shoal.transports.blocking.rank_socket import address_towards
 from shoal.transports.relayed_sockets import RelayedSockets, tls_for
 
 STOP_TIMEOUT = 10.0  # seconds that a process has to end after SIGTERM

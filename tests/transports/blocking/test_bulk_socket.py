@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from shoal.transports.bulk_socket import HEAD_MAX, BulkSocket
+from shoal.transports.blocking.bulk_socket import HEAD_MAX, BulkSocket
 from shoal.transports.link import LinkClosed
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"

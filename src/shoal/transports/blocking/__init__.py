@@ -1,0 +1,1 @@
+"""Blocking sockets for bulk bytes: a thread waits for each."""
