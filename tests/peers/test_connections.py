@@ -870,8 +870,16 @@ LOAN = MemoryLoan("ggml-rpc 8.0.0", "ab" * 32, 9, shards=(LENT,), groups=(PART,)
             replace(LOAN, groups=(replace(PART, shards=(Shard("x", 1, -1),)),)),
             replace(LOAN, groups=()),
         ),
+        (
+            replace(
+                LOAN,
+                round_trip=-1.0,
+                round_trips=(("x", 0.02), ("y", math.nan), ("n" * 999, 0.1)),
+            ),
+            replace(LOAN, round_trips=(("x", 0.02),)),
+        ),
     ],
-    ids=["right", "memory", "key", "protocol", "port", "many", "names", "bytes"],
+    ids=["right", "memory", "key", "protocol", "port", "many", "names", "bytes", "far"],
 )
 def test_only_loans_that_can_be_count(
     said: MemoryLoan, counts: MemoryLoan | None

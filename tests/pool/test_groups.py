@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from shoal.domain.facts import DeploymentSet
@@ -14,9 +15,10 @@ from shoal.domain.worker import (
     ModelLayers,
     ModelLibrary,
 )
-from shoal.pool.models.groups import form_groups
+from shoal.pool.models.groups import form_groups, plan_group
 from shoal.pool.models.machine import LoadedModel, Machine
 from shoal.pool.models.placement import Demand, Placement, place, with_orders
+from shoal.pool.models.split import ModelSplit
 
 NOW = 100_000.0
 GB = 10**9
@@ -187,6 +189,41 @@ def test_only_machines_that_understand_each_other_form_a_group() -> None:
     assert not placed(ANNA, other, closed).orders
     lent = works(placed(ANNA, other, closed, opened))
     assert [each.machine for each in lent] == [opened.id]
+
+
+def away(machine: Machine, seconds: float, **others: float) -> Machine:
+    """Return a machine that is as far from the coordinator, and from others."""
+    library = machine.library
+    assert library.loan is not None
+    known = tuple((f"shoal:{name}/*models", each) for name, each in others.items())
+    loan = structs.replace(library.loan, round_trip=seconds, round_trips=known)
+    return replace(machine, library=structs.replace(library, loan=loan))
+
+
+def seconds_of(*machines: Machine) -> float:
+    found = plan_group(machines, "big", (), NOW)
+    assert isinstance(found, ModelSplit), found
+    return found.seconds
+
+
+def test_way_over_the_coordinator_counts_until_one_is_measured() -> None:
+    near = seconds_of(ANNA, BEN, CLEO)
+    ben, cleo = away(BEN, 0.01), away(CLEO, 0.04)
+
+    assumed = seconds_of(away(ANNA, 0.02), ben, cleo)
+    assert assumed == pytest.approx(near + 0.03 + 0.06)
+
+    measured = seconds_of(away(ANNA, 0.02, ben=0.001), ben, cleo)
+    assert measured == pytest.approx(near + 0.001 + 0.06)
+
+
+def test_only_a_measured_way_is_too_long() -> None:
+    ben, cleo = away(BEN, 5.0), away(CLEO, 5.0)
+    assert placed(ANNA, ben, cleo).orders
+
+    waiting = placed(away(ANNA, 5.0, ben=0.3), ben, cleo)
+    assert not waiting.orders
+    assert waiting.pending["big"].endswith("ben is 0.3 s away")
 
 
 def test_requests_wait_while_the_machines_that_lend_have_too_little() -> None:

@@ -93,6 +93,17 @@ def test_shortage_is_explained_with_numbers() -> None:
         )
 
 
+def test_shortage_names_those_that_are_too_far_away() -> None:
+    far = place("far", 99, away=1.25)
+    assert split(place("here", 12), far) == (
+        "needs 41.7 GB: here has 10.8 GB, far is 1.2 s away"
+    )
+    assert split(place("here", 12), far, place("ben", 8)) == (
+        "needs 41.7 GB: here has 10.8 GB, those that lend have 7.2 GB (ben 7.2 GB), "
+        "far is 1.2 s away"
+    )
+
+
 places = st.builds(
     Holder,
     id=st.sampled_from("abcdefgh"),

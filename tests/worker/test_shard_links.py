@@ -14,7 +14,7 @@ from shoal.domain.errors import Unavailable
 from shoal.domain.work import Shard
 from shoal.ledger.keys import Signer
 from shoal.transports.tls import context_of_any
-from shoal.worker import shard_links, shard_port
+from shoal.worker import shard_hello, shard_links, shard_port
 from shoal.worker.shard_hello import LINE_MAX, Purpose, write_hello
 from shoal.worker.shard_links import ShardLinks, is_own_connection
 from shoal.worker.shard_port import ShardPort
@@ -78,6 +78,18 @@ async def test_each_port_leads_to_its_shard(
     await until(lambda: process.open == other.open == 0)
     await second.close()
     assert other.exited.done()
+
+
+async def test_round_trips_are_measured(port: ShardPort) -> None:
+    found: dict[str, float] = {}
+    links = await ShardLinks.open(
+        GROUP, RUNNER, PROTOCOL, [shard_at(port)], round_trips=found
+    )
+    await until(lambda: found)
+    await links.close()
+
+    assert [*found] == ["anna"]
+    assert 0 <= found["anna"] <= shard_hello.SILENCE_MAX
 
 
 async def test_links_can_be_opened_again(port: ShardPort) -> None:

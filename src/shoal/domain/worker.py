@@ -257,6 +257,10 @@ class MemoryLoan(msgspec.Struct, frozen=True):
     and ``key`` the machine's own, with which it runs models.  ``groups`` are the orders
     to load what it runs together with others now.  ``unfit`` is why it lends nothing
     for now; empty: it lends.
+
+    ``round_trip`` is the seconds to the coordinator and back, 0: unknown, and
+    ``round_trips`` are those to machines with which it has run models, by the ids of
+    the workers that have their libraries.
     """
 
     protocol: str
@@ -266,6 +270,8 @@ class MemoryLoan(msgspec.Struct, frozen=True):
     shards: tuple[LentShard, ...] = ()
     groups: tuple[ModelOrder, ...] = ()
     unfit: str = ""
+    round_trip: float = 0.0
+    round_trips: tuple[tuple[str, float], ...] = ()
 
     @property
     def lends(self) -> bool:

@@ -17,6 +17,7 @@ CACHE_MAX = 1 << 30  # bytes of a token
 CONTEXT_MAX = (1 << 31) - 1  # tokens
 SLOTS_MAX = 1024
 BANDWIDTH_MAX = 1e6  # GB a second
+ROUND_TRIP_MAX = 60.0  # seconds
 SHARDS_MAX = 64  # of one machine, and machines of a group
 HOSTS_MAX = 16  # addresses of a machine
 PORTS = 1 << 16
@@ -61,7 +62,17 @@ def _usable_loan(loan: MemoryLoan, key: str) -> MemoryLoan | None:
         shards=tuple(filter(_is_shard, loan.shards[:SHARDS_MAX])),
         groups=tuple(filter(_is_group, loan.groups[:SHARDS_MAX])),
         unfit=loan.unfit[:TEXT_MAX],
+        round_trip=loan.round_trip if _is_round_trip(loan.round_trip) else 0.0,
+        round_trips=tuple(
+            (machine, seconds)
+            for machine, seconds in loan.round_trips[:SHARDS_MAX]
+            if len(machine) <= NAME_MAX and _is_round_trip(seconds)
+        ),
     )
+
+
+def _is_round_trip(seconds: float) -> bool:
+    return 0 <= seconds <= ROUND_TRIP_MAX  # nor NaN
 
 
 def _is_shard(shard: LentShard) -> bool:

@@ -7,9 +7,10 @@ is no longer needed, the owner pauses the worker, or no machine has used it for 
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -65,6 +66,7 @@ class Lender:
         throttle: while it is paused, nothing is lent.
         report: receives what happens to a shard, by model, for the owner.
         relay: leads to machines that cannot reach this one; None: there is none.
+        round_trips: those to machines with which this one runs models, in seconds.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Lender:
         throttle: OwnerThrottle,
         report: Callable[[str, str], None],
         relay: OpenRelay | None = None,
+        round_trips: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._terms = terms
         self._start = start
@@ -84,6 +87,7 @@ class Lender:
         self._throttle = throttle
         self._report = report
         self._relay = relay
+        self._round_trips = round_trips
         self._shards: dict[str, _HeldShard] = {}  # by group
         self._starting: dict[str, int] = {}  # bytes, by group
         self._failures = 0
@@ -98,7 +102,13 @@ class Lender:
         if unfit:
             memory = sum(each.order.own_memory for each in self._shards.values())
         shards = tuple(each.lent for each in self._shards.values())
-        return replace(self._terms, memory=memory, shards=shards, unfit=unfit)
+        return replace(
+            self._terms,
+            memory=memory,
+            shards=shards,
+            unfit=unfit,
+            round_trips=tuple(self._round_trips.items()),
+        )
 
     async def lend(self, order: ModelOrder) -> None:
         """Hold a part of a model, from now on.

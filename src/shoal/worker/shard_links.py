@@ -14,9 +14,18 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence, Set
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    MutableMapping,
+    Sequence,
+    Set,
+)
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,6 +82,7 @@ class ShardLinks:
         protocol: str,
         shards: Sequence[Shard],
         relay: OpenRelay | None = None,
+        round_trips: MutableMapping[str, float] | None = None,
     ) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ports: Sequence[int] = ()
@@ -82,6 +92,7 @@ class ShardLinks:
         self._shards = shards
         self._open_relay = relay
         self._relay: RelayedSockets | None = None
+        self._round_trips = {} if round_trips is None else round_trips
         self._ways: dict[str, _Way] = {}  # the one that led to it, by machine
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,6 +105,7 @@ class ShardLinks:
         protocol: str,
         shards: Sequence[Shard],
         relay: OpenRelay | None = None,
+        round_trips: MutableMapping[str, float] | None = None,
     ) -> "ShardLinks":
         """Connect to all shards.
 
@@ -103,10 +115,11 @@ class ShardLinks:
             protocol: llama.cpp's, with its version.
             shards: those that the other machines lend.
             relay: the way to machines that cannot be reached; None: there is none.
+            round_trips: gets the seconds to each machine and back, by its id.
 
         Raises Unavailable that names the shard; then all is closed.
         """
-        links = cls(group, signer, protocol, shards, relay)
+        links = cls(group, signer, protocol, shards, relay, round_trips)
         try:
             await links._open()
         except BaseException:
@@ -135,12 +148,16 @@ class ShardLinks:
 
     async def _beat(self, shard: Shard, end: LineConnection) -> None:
         """Ask whether the shard works, until it does not."""
-        fault = ""
+        fault, loop, shortest = "", asyncio.get_running_loop(), math.inf
         try:
             while not fault:
+                asked = loop.time()
                 end.spliced.write(b"\n")
                 async with asyncio.timeout(SILENCE_MAX):
                     fault = (await _answer(end)).fault
+                # The others had to wait for something besides the way.
+                shortest = min(shortest, loop.time() - asked)
+                self._round_trips[shard.machine] = round(shortest, 4)
                 # Until the next question, the other end speaks only of a fault.
                 if not fault:
                     with contextlib.suppress(TimeoutError):

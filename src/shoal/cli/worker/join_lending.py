@@ -2,9 +2,11 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -25,6 +27,8 @@ from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.shard_hello import RELAY_PATH, write_pass
 from shoal.worker.shard_links import ShardLinks
 
+ROUND_TRIPS = 3  # of which the shortest counts
+ROUND_TRIP_TIMEOUT = 3.0  # seconds for all of them
 CACHES = "shards"  # folder of Shoal's data folder: a folder for each model
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -47,6 +51,7 @@ class SharedMemory:
 
     ``coordinators`` are the URLs of the HTTP API of a pool, with the ``fingerprint`` of
     their certificate in hexadecimal; empty: links between machines are direct only.
+    ``round_trips`` are those to machines with which it has run models, in seconds.
     """
 
     programs: ShardPrograms
@@ -56,6 +61,7 @@ class SharedMemory:
     is_isolated: bool
     coordinators: tuple[str, ...] = ()
     fingerprint: str = ""
+    round_trips: dict[str, float] = field(default_factory=dict)
 
     @property
     def runs(self) -> bool:
@@ -91,7 +97,10 @@ class SharedMemory:
             return await ShardProcess.start(self.programs, cache, memory=memory)
 
         relay = self._relay if self.coordinators else None
-        return Lender(self.terms, start, self.folder, "", throttle, report, relay)
+        return Lender(
+            *(self.terms, start, self.folder, "", throttle, report, relay),
+            self.round_trips,
+        )
 
     def _relay(self, group: str) -> RelayedSockets:
         """Return the way to the other machines of a group over the coordinator."""
@@ -109,6 +118,7 @@ class SharedMemory:
         links = await ShardLinks.open(
             *(order.group, self.signer, self.programs.protocol, order.shards[:-1]),
             self._relay if self.coordinators else None,
+            self.round_trips,
         )
         return SplitEngine(
             *(order.name, file.path),
@@ -160,13 +170,43 @@ async def open_shared_memory(
             f"{whole / 1e9:.1f} GB"
         )
     key = signer.public_key.hex()
-    terms = MemoryLoan(programs.protocol, key, memory, tuple(config.lend_for))
+    terms = MemoryLoan(
+        *(programs.protocol, key, memory, tuple(config.lend_for)),
+        round_trip=await _round_trip(target.http_url) if target.url else 0.0,
+    )
     isolated = bool(memory) and await can_isolate()
     return SharedMemory(
         *(programs, terms, signer, _absolute(data / CACHES), isolated),
         tuple(target.http_urls) if target.url else (),
         (target.fingerprint or b"").hex(),
     )
+
+
+async def _round_trip(url: str) -> float:
+    """Return the seconds to the server of a URL and back; 0: it does not answer.
+
+    That is how long TCP takes to connect; the shortest of a few has waited for nothing
+    else.
+    """
+    loop, parts = asyncio.get_running_loop(), urlsplit(url)
+    found = []
+    try:
+        async with asyncio.timeout(ROUND_TRIP_TIMEOUT):
+            where = await loop.getaddrinfo(
+                parts.hostname,
+                parts.port or (443 if parts.scheme == "https" else 80),
+                type=socket.SOCK_STREAM,
+            )
+            family, kind, protocol, _, address = where[0]
+            for _ in range(ROUND_TRIPS):
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setblocking(False)
+                    began = loop.time()
+                    await loop.sock_connect(probe, address)
+                    found.append(loop.time() - began)
+    except (OSError, ValueError):  # TimeoutError is one, too
+        pass
+    return round(min(found, default=0.0), 4)
 
 
 def _absolute(path: Path) -> Path:

@@ -18,7 +18,12 @@ from shoal.domain.work import ModelAction, ModelOrder, Shard
 from shoal.domain.worker import LentShard, MemoryLoan
 from shoal.pool.models.machine import Claim, Effort, Machine, Room, shown_size, some_of
 from shoal.pool.models.placement import DEFAULT_RULES, Order, Placement, with_orders
-from shoal.pool.models.split import Holder, ModelSplit, split_model
+from shoal.pool.models.split import (
+    ROUND_TRIP_MAX,
+    Holder,
+    ModelSplit,
+    split_model,
+)
 
 MILLISECONDS = 1000  # a second
 
@@ -264,7 +269,10 @@ class _Groups:
             if evicts and room.may_unload(other, each)
         )
         lenders = [
-            Holder(each.id, each.shown_name, free, each.library.bandwidth)
+            Holder(
+                *(each.id, each.shown_name, free, each.library.bandwidth),
+                _round_trip(own, each.id, loan),
+            )
             for each in allowed
             if (loan := each.library.loan) is not None
             and loan.protocol == own.protocol
@@ -408,6 +416,18 @@ def _can_run(machine: Machine, name: str) -> bool:
 def _loan(machine: Machine) -> MemoryLoan:
     assert machine.library.loan is not None, "only those"
     return machine.library.loan
+
+
+def _round_trip(runner: MemoryLoan, machine: str, lender: MemoryLoan) -> float:
+    """Return the seconds from a machine that runs a model to one that lends, and back.
+
+    Before they are measured, the way over the coordinator is the upper limit; for that
+    alone, no machine is left out.
+    """
+    measured = dict(runner.round_trips).get(machine)
+    if measured is not None:
+        return measured
+    return min(ROUND_TRIP_MAX, runner.round_trip + lender.round_trip)
 
 
 def _located(shard: Shard, lent: LentShard) -> Shard:

@@ -40,6 +40,11 @@ class Holder:
         """The bytes that are used of its memory."""
         return int(self.memory * (1 - KEPT_FREE))
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the way to it takes too long for it to hold a part."""
+        return self.round_trip > ROUND_TRIP_MAX
+
     def seconds(self, size: int) -> float:
         """Return how long it takes to read so many bytes for a token, with the way."""
         return size / GB / (self.bandwidth or UNKNOWN_BANDWIDTH) + self.round_trip
@@ -105,11 +110,7 @@ class _PartSizes:
         """
         if runner.room < self.ends:
             return None
-        others = [
-            each
-            for each in _by_room(runner, lenders)
-            if each.round_trip <= ROUND_TRIP_MAX
-        ]
+        others = [each for each in _by_room(runner, lenders) if not each.is_far]
         room = runner.room - self.ends
         for count, lender in enumerate(others, 1):
             room += max(0, lender.room - self.besides)
@@ -152,12 +153,19 @@ class _PartSizes:
             need = shown_size(self.ends)
             return f"needs {need} on the machine that runs it, and {has}"
         need = shown_size(sum(self.sizes) + self.ends)
-        others = _by_room(runner, lenders)
+        known = _by_room(runner, lenders)
+        far = [
+            f"{each.name} is {each.round_trip:.1f} s away"
+            for each in known
+            if each.is_far
+        ]
+        others = [each for each in known if not each.is_far]
         if not others:
-            return f"needs {need}: {has}, none lends"
+            return f"needs {need}: {has}, {some_of(far) or 'none lends'}"
         shown = some_of([f"{each.name} {shown_size(each.room)}" for each in others])
         lent = shown_size(sum(each.room for each in others))
-        return f"needs {need}: {has}, those that lend have {lent} ({shown})"
+        text = f"needs {need}: {has}, those that lend have {lent} ({shown})"
+        return f"{text}, {some_of(far)}" if far else text
 
 
 def _by_room(runner: Holder, lenders: Sequence[Holder]) -> list[Holder]:
