@@ -17,6 +17,7 @@ from shoal.domain.vocabulary import CallResult
 from shoal.pool.functions import call_limits
 from shoal.pool.inputs import BudgetSet
 from simulation import virtual
+from simulation.virtual import scripted
 
 QUEUE_MAX = 2
 OWNER = "me"
@@ -97,43 +98,37 @@ def run_script(script: Callable[[BacklogRun], Awaitable[None]]) -> None:
     virtual.run(scenario())
 
 
-def test_jobs_start_at_once_while_there_is_room() -> None:
-    async def script(run: BacklogRun) -> None:
-        run.add(1)
+@scripted(run_script)
+async def test_jobs_start_at_once_while_there_is_room(run: BacklogRun) -> None:
+    run.add(1)
 
-        assert run.begun == [1]
-
-    run_script(script)
+    assert run.begun == [1]
 
 
-def test_free_place_goes_to_the_oldest_job() -> None:
-    async def script(run: BacklogRun) -> None:
-        await run.fill()
-        run.add(1, 2, 3)
-        await run_pending()
-        assert run.begun == []
+@scripted(run_script)
+async def test_free_place_goes_to_the_oldest_job(run: BacklogRun) -> None:
+    await run.fill()
+    run.add(1, 2, 3)
+    await run_pending()
+    assert run.begun == []
 
-        await run.end_one()
-        assert run.begun == [1]
+    await run.end_one()
+    assert run.begun == [1]
 
-        await run.end_one()
-        assert run.begun == [1, 2]
-
-    run_script(script)
+    await run.end_one()
+    assert run.begun == [1, 2]
 
 
-def test_removed_job_does_not_start() -> None:
-    async def script(run: BacklogRun) -> None:
-        await run.fill()
-        run.add(1, 2)
+@scripted(run_script)
+async def test_removed_job_does_not_start(run: BacklogRun) -> None:
+    await run.fill()
+    run.add(1, 2)
 
-        assert run.backlog.remove(1)
-        assert not run.backlog.remove(1)
-        await run.end_one()
+    assert run.backlog.remove(1)
+    assert not run.backlog.remove(1)
+    await run.end_one()
 
-        assert run.begun == [2]
-
-    run_script(script)
+    assert run.begun == [2]
 
 
 async def reserved(
@@ -147,19 +142,17 @@ async def reserved(
     return tasks
 
 
-def test_reserved_place_is_exclusive_until_released() -> None:
-    async def script(run: BacklogRun) -> None:
-        await run.fill()
-        first, second = await reserved(run, 1, 2)
+@scripted(run_script)
+async def test_reserved_place_is_exclusive_until_released(run: BacklogRun) -> None:
+    await run.fill()
+    first, second = await reserved(run, 1, 2)
 
-        await run.end_one()
-        assert (first.done(), second.done()) == (True, False)
-        first.result().release()
-        first.result().release()
-        await run_pending()
-        assert second.done()
-
-    run_script(script)
+    await run.end_one()
+    assert (first.done(), second.done()) == (True, False)
+    first.result().release()
+    first.result().release()
+    await run_pending()
+    assert second.done()
 
 
 def cancel(task: "asyncio.Task[QueueReservation]") -> None:
@@ -185,34 +178,30 @@ def test_cancelled_reservation_goes_to_the_next(when: str) -> None:
     run_script(script)
 
 
-def test_rejected_job_is_next_when_the_queue_changes() -> None:
-    async def script(run: BacklogRun) -> None:
-        await run.fill()
-        first, second = await reserved(run, 1, 2)
-        await run.end_one()
+@scripted(run_script)
+async def test_rejected_job_is_next_when_the_queue_changes(run: BacklogRun) -> None:
+    await run.fill()
+    first, second = await reserved(run, 1, 2)
+    await run.end_one()
 
-        first.result().release(refused=True)
-        again = asyncio.create_task(run.backlog.reserve(1, again=True))
-        await run_pending()
-        assert (again.done(), second.done()) == (False, False)
+    first.result().release(refused=True)
+    again = asyncio.create_task(run.backlog.reserve(1, again=True))
+    await run_pending()
+    assert (again.done(), second.done()) == (False, False)
 
-        await run.end_one()
-        assert (again.done(), second.done()) == (True, False)
-        again.result().release()
-        await run_pending()
-        assert second.done()
-
-    run_script(script)
+    await run.end_one()
+    assert (again.done(), second.done()) == (True, False)
+    again.result().release()
+    await run_pending()
+    assert second.done()
 
 
-def test_unpaid_jobs_do_not_block_others() -> None:
-    async def script(run: BacklogRun) -> None:
-        await run.hub.process(BudgetSet(f"user:{OWNER}", 0, "default"))
-        run.terms = JobTerms(price=1)
+@scripted(run_script)
+async def test_unpaid_jobs_do_not_block_others(run: BacklogRun) -> None:
+    await run.hub.process(BudgetSet(f"user:{OWNER}", 0, "default"))
+    run.terms = JobTerms(price=1)
 
-        run.add(*range(3 * QUEUE_MAX))
-        await run_pending()
+    run.add(*range(3 * QUEUE_MAX))
+    await run_pending()
 
-        assert run.begun == [*range(3 * QUEUE_MAX)]
-
-    run_script(script)
+    assert run.begun == [*range(3 * QUEUE_MAX)]

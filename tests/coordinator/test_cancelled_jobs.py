@@ -19,6 +19,7 @@ from shoal.domain.errors import Cancelled
 from shoal.domain.facts import JobCancelled
 from shoal.domain.vocabulary import CancelJob, Completed
 from simulation import virtual
+from simulation.virtual import scripted
 
 
 @pytest.mark.parametrize("when", ["leased", "streaming"])
@@ -86,122 +87,112 @@ def test_keyed_job_whose_client_does_not_return_after_a_restart_is_cancelled(
     virtual.run(scenario())
 
 
-def test_disconnected_client_leaves_the_queue() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        first, second = await coordinator.request(), await coordinator.request()
+@scripted(run_script)
+async def test_disconnected_client_leaves_the_queue(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    first, second = await coordinator.request(), await coordinator.request()
 
-        await second.disconnect()
-        worker.complete()
-        await run_pending()
+    await second.disconnect()
+    worker.complete()
+    await run_pending()
 
-        assert first.outcome is not None
-        assert len(worker.runs) == 1
-        assert await coordinator.store.open_jobs() == []
-
-    run_script(script)
+    assert first.outcome is not None
+    assert len(worker.runs) == 1
+    assert await coordinator.store.open_jobs() == []
 
 
-def test_client_that_disconnects_before_acceptance_is_never_served() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        coordinator.store.writable.clear()
-        client = await coordinator.request()
+@scripted(run_script)
+async def test_client_that_disconnects_before_acceptance_is_never_served(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    coordinator.store.writable.clear()
+    client = await coordinator.request()
 
-        await client.disconnect()
-        coordinator.store.writable.set()
-        await run_pending()
+    await client.disconnect()
+    coordinator.store.writable.set()
+    await run_pending()
 
-        # The lease may be in a commit by then, but only together with its end.
-        assert [run.job_id for run in worker.runs] == worker.cancelled
-        assert await coordinator.store.open_jobs() == []
-        assert coordinator.hub.pool.jobs == {}
-
-    run_script(script)
-
-
-def test_immediate_disconnect_leaves_no_state() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = Client(coordinator.hub, coordinator.job())
-        await asyncio.sleep(0)
-
-        client.task.cancel()
-        await run_pending()
-
-        assert [run.job_id for run in worker.runs] == worker.cancelled
-        assert coordinator.hub.pool.jobs == {}
-
-    run_script(script)
+    # The lease may be in a commit by then, but only together with its end.
+    assert [run.job_id for run in worker.runs] == worker.cancelled
+    assert await coordinator.store.open_jobs() == []
+    assert coordinator.hub.pool.jobs == {}
 
 
-def test_slot_stays_busy_without_cancellation() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(accepts=NO_CANCEL)
-        client = await coordinator.request()
-        await client.disconnect()
-        waiting = await coordinator.request()
-        assert len(worker.runs) == 1
+@scripted(run_script)
+async def test_immediate_disconnect_leaves_no_state(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    client = Client(coordinator.hub, coordinator.job())
+    await asyncio.sleep(0)
 
-        worker.emit(Completed(worker.runs[0].job_id, worker.runs[0].lease))
-        await run_pending()
-        worker.write("now you")
-        worker.complete()
-        await run_pending()
+    client.task.cancel()
+    await run_pending()
 
-        assert waiting.text == "now you"
-
-    run_script(script)
+    assert [run.job_id for run in worker.runs] == worker.cancelled
+    assert coordinator.hub.pool.jobs == {}
 
 
-def test_operator_can_cancel_open_jobs_only() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = await coordinator.request()
+@scripted(run_script)
+async def test_slot_stays_busy_without_cancellation(coordinator: Coordinator) -> None:
+    worker = await coordinator.join(accepts=NO_CANCEL)
+    client = await coordinator.request()
+    await client.disconnect()
+    waiting = await coordinator.request()
+    assert len(worker.runs) == 1
 
-        assert coordinator.hub.cancel(client.job_id, "cancelled by an operator")
-        await run_pending()
+    worker.emit(Completed(worker.runs[0].job_id, worker.runs[0].lease))
+    await run_pending()
+    worker.write("now you")
+    worker.complete()
+    await run_pending()
 
+    assert waiting.text == "now you"
+
+
+@scripted(run_script)
+async def test_operator_can_cancel_open_jobs_only(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    client = await coordinator.request()
+
+    assert coordinator.hub.cancel(client.job_id, "cancelled by an operator")
+    await run_pending()
+
+    assert isinstance(client.error, Cancelled)
+    assert worker.cancelled == [client.job_id]
+    assert not coordinator.hub.cancel(client.job_id, "again")
+
+
+@scripted(run_script)
+async def test_all_jobs_of_an_owner_can_be_cancelled(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    running = await coordinator.request(owner="al")
+    waiting = await coordinator.request(owner="al", key="k")
+    other = await coordinator.request(owner="bo")
+
+    assert coordinator.hub.cancel_all_of("al", "the key was revoked") == 2
+    await run_pending()
+    worker.write("for bo")
+    worker.complete()
+    await run_pending()
+
+    for client in (running, waiting):
         assert isinstance(client.error, Cancelled)
-        assert worker.cancelled == [client.job_id]
-        assert not coordinator.hub.cancel(client.job_id, "again")
-
-    run_script(script)
-
-
-def test_all_jobs_of_an_owner_can_be_cancelled() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        running = await coordinator.request(owner="al")
-        waiting = await coordinator.request(owner="al", key="k")
-        other = await coordinator.request(owner="bo")
-
-        assert coordinator.hub.cancel_all_of("al", "the key was revoked") == 2
-        await run_pending()
-        worker.write("for bo")
-        worker.complete()
-        await run_pending()
-
-        for client in (running, waiting):
-            assert isinstance(client.error, Cancelled)
-            assert str(client.error) == "the key was revoked"
-        assert worker.cancelled == [running.job_id]
-        assert other.text == "for bo"
-        assert coordinator.hub.cancel_all_of("al", "again") == 0
-
-    run_script(script)
+        assert str(client.error) == "the key was revoked"
+    assert worker.cancelled == [running.job_id]
+    assert other.text == "for bo"
+    assert coordinator.hub.cancel_all_of("al", "again") == 0
 
 
-def test_a_job_that_is_not_accepted_yet_is_cancelled_with_its_owner() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        hub = coordinator.hub
-        await coordinator.join()
-        async with hub.run_job(coordinator.job(owner="al"), early=True) as reader:
-            assert hub.cancel_all_of("al", "the key was revoked") == 1
-            with pytest.raises(Cancelled, match="the key was revoked"):
-                await reader.outcome()
-
-    run_script(script)
+@scripted(run_script)
+async def test_a_job_that_is_not_accepted_yet_is_cancelled_with_its_owner(
+    coordinator: Coordinator,
+) -> None:
+    hub = coordinator.hub
+    await coordinator.join()
+    async with hub.run_job(coordinator.job(owner="al"), early=True) as reader:
+        assert hub.cancel_all_of("al", "the key was revoked") == 1
+        with pytest.raises(Cancelled, match="the key was revoked"):
+            await reader.outcome()
 
 
 def test_disconnect_during_a_burst_leaks_no_slot() -> None:

@@ -10,174 +10,171 @@ from shoal.domain.errors import StoreError
 from shoal.domain.facts import JobStarted
 from shoal.domain.outcome import Outcome
 from shoal.pool.inputs import AccountTopUp
+from simulation.virtual import scripted
 
 
-def test_job_is_accepted_and_leased_after_it_is_stored() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        coordinator.store.writable.clear()
-        client = await coordinator.request()
-        await asyncio.sleep(20.0)
-        assert not client.accepted
-        assert worker.commands == []
+@scripted(run_script)
+async def test_job_is_accepted_and_leased_after_it_is_stored(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    coordinator.store.writable.clear()
+    client = await coordinator.request()
+    await asyncio.sleep(20.0)
+    assert not client.accepted
+    assert worker.commands == []
 
-        coordinator.store.writable.set()
-        await run_pending()
+    coordinator.store.writable.set()
+    await run_pending()
 
-        assert client.accepted
-        assert len(worker.runs) == 1
-
-    run_script(script)
-
-
-def test_end_is_not_delivered_before_it_is_stored() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = await coordinator.request()
-        worker.write("all of it")
-        await run_pending()
-        coordinator.store.writable.clear()
-
-        worker.complete()
-        await asyncio.sleep(20.0)
-        assert client.text == "all of it"
-        assert client.outcome is None
-        coordinator.store.writable.set()
-        await run_pending()
-
-        assert client.outcome == Outcome("all of it")
-
-    run_script(script)
+    assert client.accepted
+    assert len(worker.runs) == 1
 
 
-def test_text_does_not_wait_for_the_store() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = await coordinator.request()
-        coordinator.store.writable.clear()
+@scripted(run_script)
+async def test_end_is_not_delivered_before_it_is_stored(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    client = await coordinator.request()
+    worker.write("all of it")
+    await run_pending()
+    coordinator.store.writable.clear()
 
-        worker.write("a", "b", "c")
-        await run_pending()
+    worker.complete()
+    await asyncio.sleep(20.0)
+    assert client.text == "all of it"
+    assert client.outcome is None
+    coordinator.store.writable.set()
+    await run_pending()
 
-        assert client.text == "abc"
-        coordinator.store.writable.set()
-
-    run_script(script)
-
-
-def test_start_of_a_job_is_stored_soon() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = await coordinator.request()
-        worker.write("a")
-        await run_pending()
-        before = kinds(await coordinator.history(client.job_id))
-
-        await asyncio.sleep(2 * RECORD_WITHIN)
-
-        assert JobStarted not in before
-        assert kinds(await coordinator.history(client.job_id)) == [*before, JobStarted]
-
-    run_script(script)
+    assert client.outcome == Outcome("all of it")
 
 
-def test_decision_for_a_lost_worker_applies_to_its_successor() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        older = await coordinator.join("w")
-        coordinator.store.writable.clear()
-        client = await coordinator.request()  # its lease is being stored
-        older.port.on_disconnect("connection reset")
-        newer = ScriptedWorker(coordinator.hub, "w")
+@scripted(run_script)
+async def test_text_does_not_wait_for_the_store(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    client = await coordinator.request()
+    coordinator.store.writable.clear()
 
-        coordinator.store.writable.set()
-        await run_pending()
-        newer.write("here")
-        newer.complete()
-        await run_pending()
+    worker.write("a", "b", "c")
+    await run_pending()
 
-        assert client.text == "here"
-        assert [run.lease for run in newer.runs] == [2]
+    assert client.text == "abc"
+    coordinator.store.writable.set()
 
-    run_script(script)
+
+@scripted(run_script)
+async def test_start_of_a_job_is_stored_soon(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    client = await coordinator.request()
+    worker.write("a")
+    await run_pending()
+    before = kinds(await coordinator.history(client.job_id))
+
+    await asyncio.sleep(2 * RECORD_WITHIN)
+
+    assert JobStarted not in before
+    assert kinds(await coordinator.history(client.job_id)) == [*before, JobStarted]
+
+
+@scripted(run_script)
+async def test_decision_for_a_lost_worker_applies_to_its_successor(
+    coordinator: Coordinator,
+) -> None:
+    older = await coordinator.join("w")
+    coordinator.store.writable.clear()
+    client = await coordinator.request()  # its lease is being stored
+    older.port.on_disconnect("connection reset")
+    newer = ScriptedWorker(coordinator.hub, "w")
+
+    coordinator.store.writable.set()
+    await run_pending()
+    newer.write("here")
+    newer.complete()
+    await run_pending()
+
+    assert client.text == "here"
+    assert [run.lease for run in newer.runs] == [2]
 
 
 # A store that fails.
 
 
-def test_store_failure_ends_every_job_with_its_error() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        streaming = await coordinator.request()
-        worker.write("some")
-        await run_pending()
-        waiting = await coordinator.request()
-        coordinator.store.full = True
+@scripted(run_script)
+async def test_store_failure_ends_every_job_with_its_error(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    streaming = await coordinator.request()
+    worker.write("some")
+    await run_pending()
+    waiting = await coordinator.request()
+    coordinator.store.full = True
 
-        submitting = await coordinator.request()
-        await run_pending()
+    submitting = await coordinator.request()
+    await run_pending()
 
-        for client in (streaming, waiting, submitting):
-            assert isinstance(client.error, StoreError), client.error
-        assert not submitting.accepted
-        assert len(worker.runs) == 1
-        assert coordinator.task.done()
-        assert coordinator.hub.unavailable_reason == "shoal.db: disk I/O error"
-        assert isinstance((await coordinator.request()).error, StoreError)
-
-    run_script(script)
-
-
-def test_disconnect_before_a_store_failure_affects_no_others() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        coordinator.store.writable.clear()
-        leaving = asyncio.create_task(
-            coordinator.hub.process(AccountTopUp("a", 1, "admin"))
-        )
-        staying = asyncio.create_task(
-            coordinator.hub.process(AccountTopUp("b", 1, "admin"))
-        )
-        await run_pending()
-        leaving.cancel()
-        coordinator.store.full = True
-
-        coordinator.store.writable.set()
-        await run_pending()
-
-        with pytest.raises(StoreError):
-            await staying
-        assert leaving.cancelled()
-        assert coordinator.task.done()
-        assert coordinator.hub.unavailable_reason == "shoal.db: disk I/O error"
-
-    run_script(script)
+    for client in (streaming, waiting, submitting):
+        assert isinstance(client.error, StoreError), client.error
+    assert not submitting.accepted
+    assert len(worker.runs) == 1
+    assert coordinator.task.done()
+    assert coordinator.hub.unavailable_reason == "shoal.db: disk I/O error"
+    assert isinstance((await coordinator.request()).error, StoreError)
 
 
-def test_events_after_a_store_failure_are_harmless() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        await coordinator.request()
-        coordinator.store.full = True
-        await coordinator.request()
+@scripted(run_script)
+async def test_disconnect_before_a_store_failure_affects_no_others(
+    coordinator: Coordinator,
+) -> None:
+    coordinator.store.writable.clear()
+    leaving = asyncio.create_task(
+        coordinator.hub.process(AccountTopUp("a", 1, "admin"))
+    )
+    staying = asyncio.create_task(
+        coordinator.hub.process(AccountTopUp("b", 1, "admin"))
+    )
+    await run_pending()
+    leaving.cancel()
+    coordinator.store.full = True
 
-        worker.write("text")
-        worker.complete()
-        worker.port.on_disconnect("connection reset")
-        late = await coordinator.join("other")
-        await asyncio.sleep(10_000.0)
+    coordinator.store.writable.set()
+    await run_pending()
 
-        assert late.commands == []
+    with pytest.raises(StoreError):
+        await staying
+    assert leaving.cancelled()
+    assert coordinator.task.done()
+    assert coordinator.hub.unavailable_reason == "shoal.db: disk I/O error"
 
-    run_script(script)
+
+@scripted(run_script)
+async def test_events_after_a_store_failure_are_harmless(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    await coordinator.request()
+    coordinator.store.full = True
+    await coordinator.request()
+
+    worker.write("text")
+    worker.complete()
+    worker.port.on_disconnect("connection reset")
+    late = await coordinator.join("other")
+    await asyncio.sleep(10_000.0)
+
+    assert late.commands == []
 
 
-def test_coordinator_stops_after_a_store_failure() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        await coordinator.join()
-        await coordinator.request()
-        coordinator.store.full = True
-        await coordinator.request()
+@scripted(run_script)
+async def test_coordinator_stops_after_a_store_failure(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.join()
+    await coordinator.request()
+    coordinator.store.full = True
+    await coordinator.request()
 
-        async with asyncio.timeout(1.0):
-            await coordinator.hub.drain()
-
-    run_script(script)
+    async with asyncio.timeout(1.0):
+        await coordinator.hub.drain()

@@ -30,6 +30,7 @@ from shoal.pool.inputs import AccountTopUp
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.port import JobFilter
 from simulation import virtual
+from simulation.virtual import scripted
 
 
 async def fill(coordinator: Coordinator) -> None:
@@ -50,74 +51,74 @@ def refused(client: Client) -> bool:
     return isinstance(error, StoreError) and error.temporary and not client.accepted
 
 
-def test_new_jobs_are_refused_until_there_is_space() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        await fill(coordinator)
+@scripted(run_script)
+async def test_new_jobs_are_refused_until_there_is_space(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    await fill(coordinator)
 
-        clients = [await coordinator.request(key="k") for _ in range(3)]
-        assert all(map(refused, clients))
-        await heal(coordinator)
-        assert (await coordinator.store.recent(JobFilter(), 10)).jobs == []
-        again = await coordinator.request(key="k")
-        worker.write("text")
-        worker.complete()
-        await run_pending()
+    clients = [await coordinator.request(key="k") for _ in range(3)]
+    assert all(map(refused, clients))
+    await heal(coordinator)
+    assert (await coordinator.store.recent(JobFilter(), 10)).jobs == []
+    again = await coordinator.request(key="k")
+    worker.write("text")
+    worker.complete()
+    await run_pending()
 
-        assert again.text == "text"
-        assert len(worker.runs) == 1
-
-    run_script(script)
-
-
-def test_the_job_that_could_not_be_stored_is_refused_and_cancelled() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        coordinator.store.no_space = True
-
-        first = await coordinator.request(key="k")
-        second = await coordinator.request(key="k")
-        assert refused(first)
-        assert refused(second)
-        assert worker.runs == []
-        await heal(coordinator)
-
-        (job,) = (await coordinator.store.recent(JobFilter(), 10)).jobs
-        submitted, leased, cancelled = await coordinator.history(job.id)
-        assert isinstance(submitted, JobSubmitted)
-        assert isinstance(leased, JobLeased)
-        assert cancelled == JobCancelled(job.id, NOT_ACCEPTED)
-        assert worker.cancelled == [job.id]
-        assert not coordinator.hub.pool.jobs
-        again = await coordinator.request(key="k")
-        worker.complete()
-        await run_pending()
-        assert again.outcome is not None
-
-    run_script(script)
+    assert again.text == "text"
+    assert len(worker.runs) == 1
 
 
-def test_a_result_waits_for_space_and_reaches_its_client() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = await coordinator.request()
-        await fill(coordinator)
+@scripted(run_script)
+async def test_the_job_that_could_not_be_stored_is_refused_and_cancelled(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    coordinator.store.no_space = True
 
-        worker.write("so", "me ", "text")
-        worker.complete()
-        await asyncio.sleep(5.0)
-        assert client.text == "some text"
-        assert client.outcome is None
-        await heal(coordinator)
+    first = await coordinator.request(key="k")
+    second = await coordinator.request(key="k")
+    assert refused(first)
+    assert refused(second)
+    assert worker.runs == []
+    await heal(coordinator)
 
-        assert client.outcome is not None
-        assert client.outcome.text == "some text"
-        *_, completed = await coordinator.history(client.job_id)
-        assert isinstance(completed, JobCompleted)
-        assert len(await coordinator.store.ledger.receipts_of(client.job_id)) == 1
-        assert not coordinator.hub.pool.jobs
+    (job,) = (await coordinator.store.recent(JobFilter(), 10)).jobs
+    submitted, leased, cancelled = await coordinator.history(job.id)
+    assert isinstance(submitted, JobSubmitted)
+    assert isinstance(leased, JobLeased)
+    assert cancelled == JobCancelled(job.id, NOT_ACCEPTED)
+    assert worker.cancelled == [job.id]
+    assert not coordinator.hub.pool.jobs
+    again = await coordinator.request(key="k")
+    worker.complete()
+    await run_pending()
+    assert again.outcome is not None
 
-    run_script(script)
+
+@scripted(run_script)
+async def test_a_result_waits_for_space_and_reaches_its_client(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    client = await coordinator.request()
+    await fill(coordinator)
+
+    worker.write("so", "me ", "text")
+    worker.complete()
+    await asyncio.sleep(5.0)
+    assert client.text == "some text"
+    assert client.outcome is None
+    await heal(coordinator)
+
+    assert client.outcome is not None
+    assert client.outcome.text == "some text"
+    *_, completed = await coordinator.history(client.job_id)
+    assert isinstance(completed, JobCompleted)
+    assert len(await coordinator.store.ledger.receipts_of(client.job_id)) == 1
+    assert not coordinator.hub.pool.jobs
 
 
 def test_a_job_whose_result_a_stop_cannot_store_runs_again(store: SlowStore) -> None:
@@ -148,93 +149,93 @@ def test_a_job_whose_result_a_stop_cannot_store_runs_again(store: SlowStore) -> 
     virtual.run(scenario())
 
 
-def test_a_quiet_client_is_sent_away_and_its_result_kept() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join("w", slots=2)
-        quiet = await coordinator.request(key="k")
-        worker.write("text")
-        streaming = await coordinator.request()
-        await fill(coordinator)
-        worker.complete(run=0)
+@scripted(run_script)
+async def test_a_quiet_client_is_sent_away_and_its_result_kept(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join("w", slots=2)
+    quiet = await coordinator.request(key="k")
+    worker.write("text")
+    streaming = await coordinator.request()
+    await fill(coordinator)
+    worker.complete(run=0)
 
-        for _ in range(round(2 * QUIET_MAX)):
-            await asyncio.sleep(1.0)
-            worker.write(".", run=1)
-        assert isinstance(quiet.error, StoreError)
-        assert streaming.error is None
-        worker.complete()
-        await heal(coordinator)
+    for _ in range(round(2 * QUIET_MAX)):
+        await asyncio.sleep(1.0)
+        worker.write(".", run=1)
+    assert isinstance(quiet.error, StoreError)
+    assert streaming.error is None
+    worker.complete()
+    await heal(coordinator)
 
-        assert streaming.outcome is not None
-        again = await coordinator.request(key="k")
-        assert again.text == "text"
-        assert len(worker.runs) == 2
-
-    run_script(script)
-
-
-def test_a_worker_that_is_lost_meanwhile_is_replaced() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        lost = await coordinator.join("lost")
-        client = await coordinator.request()
-        await fill(coordinator)
-
-        lost.port.on_disconnect("connection reset")
-        other = await coordinator.join("other")
-        assert other.runs == []
-        await heal(coordinator)
-        other.write("text")
-        other.complete()
-        await run_pending()
-
-        assert client.text == "text"
-        history = await coordinator.history(client.job_id)
-        assert sum(isinstance(fact, JobRequeued) for fact in history) == 1
-
-    run_script(script)
+    assert streaming.outcome is not None
+    again = await coordinator.request(key="k")
+    assert again.text == "text"
+    assert len(worker.runs) == 2
 
 
-def test_an_order_has_no_effect_unless_it_was_decided_before() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        hub = coordinator.hub
-        coordinator.store.no_space = True
-        decided = asyncio.create_task(hub.process(AccountTopUp("user:a", 1, "admin")))
-        await run_pending()
+@scripted(run_script)
+async def test_a_worker_that_is_lost_meanwhile_is_replaced(
+    coordinator: Coordinator,
+) -> None:
+    lost = await coordinator.join("lost")
+    client = await coordinator.request()
+    await fill(coordinator)
 
-        with pytest.raises(StoreError, match="full"):
-            await hub.process(AccountTopUp("user:a", 10, "admin"))
-        with pytest.raises(StoreError, match="full"):
-            await hub.cancel_now(JobId("none"), "operator")
-        assert not decided.done()
-        await heal(coordinator)
+    lost.port.on_disconnect("connection reset")
+    other = await coordinator.join("other")
+    assert other.runs == []
+    await heal(coordinator)
+    other.write("text")
+    other.complete()
+    await run_pending()
 
-        await decided
-        assert hub.books.balance("user:a") == 1
+    assert client.text == "text"
+    history = await coordinator.history(client.job_id)
+    assert sum(isinstance(fact, JobRequeued) for fact in history) == 1
 
-    run_script(script)
+
+@scripted(run_script)
+async def test_an_order_has_no_effect_unless_it_was_decided_before(
+    coordinator: Coordinator,
+) -> None:
+    hub = coordinator.hub
+    coordinator.store.no_space = True
+    decided = asyncio.create_task(hub.process(AccountTopUp("user:a", 1, "admin")))
+    await run_pending()
+
+    with pytest.raises(StoreError, match="full"):
+        await hub.process(AccountTopUp("user:a", 10, "admin"))
+    with pytest.raises(StoreError, match="full"):
+        await hub.cancel_now(JobId("none"), "operator")
+    assert not decided.done()
+    await heal(coordinator)
+
+    await decided
+    assert hub.books.balance("user:a") == 1
 
 
-def test_an_order_that_waits_for_its_batch_is_refused() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        hub, store = coordinator.hub, coordinator.store
-        store.writable.clear()
-        joining = await coordinator.join()
-        waiting = asyncio.create_task(hub.process(AccountTopUp("user:a", 1, "admin")))
-        submitting = await coordinator.request()
-        await run_pending()
-        store.no_space = True
+@scripted(run_script)
+async def test_an_order_that_waits_for_its_batch_is_refused(
+    coordinator: Coordinator,
+) -> None:
+    hub, store = coordinator.hub, coordinator.store
+    store.writable.clear()
+    joining = await coordinator.join()
+    waiting = asyncio.create_task(hub.process(AccountTopUp("user:a", 1, "admin")))
+    submitting = await coordinator.request()
+    await run_pending()
+    store.no_space = True
 
-        store.writable.set()
-        await run_pending()
+    store.writable.set()
+    await run_pending()
 
-        with pytest.raises(StoreError, match="full"):
-            await waiting
-        assert refused(submitting)
-        await heal(coordinator)
-        assert hub.books.balance("user:a") == 0
-        assert joining.runs == []
-
-    run_script(script)
+    with pytest.raises(StoreError, match="full"):
+        await waiting
+    assert refused(submitting)
+    await heal(coordinator)
+    assert hub.books.balance("user:a") == 0
+    assert joining.runs == []
 
 
 def test_a_worker_that_sends_without_end_is_disconnected(
@@ -280,18 +281,18 @@ def test_workers_that_come_and_go_without_end_are_refused(
     run_script(script)
 
 
-def test_a_store_that_turns_out_to_be_damaged_ends_everything() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        await coordinator.join()
-        client = await coordinator.request()
-        await fill(coordinator)
+@scripted(run_script)
+async def test_a_store_that_turns_out_to_be_damaged_ends_everything(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.join()
+    client = await coordinator.request()
+    await fill(coordinator)
 
-        coordinator.store.full = True
-        await asyncio.sleep(RETRY_MAX)
+    coordinator.store.full = True
+    await asyncio.sleep(RETRY_MAX)
 
-        assert isinstance(client.error, StoreError)
-        assert not client.error.temporary
-        assert coordinator.hub.store_health.is_broken
-        assert coordinator.task.done()
-
-    run_script(script)
+    assert isinstance(client.error, StoreError)
+    assert not client.error.temporary
+    assert coordinator.hub.store_health.is_broken
+    assert coordinator.task.done()

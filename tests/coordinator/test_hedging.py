@@ -31,6 +31,7 @@ from shoal.domain.outcome import Delta, Outcome
 from shoal.domain.vocabulary import CancelJob, Dismiss, Failed, RunJob
 from shoal.pool.lifecycle import JobState
 from simulation import virtual
+from simulation.virtual import scripted
 
 AFTER = 5.0  # seconds
 LIMITS = TimeLimits(queue=100.0, first_output=20.0, silence=50.0, total=500.0)
@@ -97,16 +98,14 @@ def test_first_worker_may_still_win() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_jobs_are_not_hedged_by_default() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        _, second = await two_workers(coordinator)
-        await coordinator.request(limits=LIMITS)
+@scripted(run_script)
+async def test_jobs_are_not_hedged_by_default(coordinator: Coordinator) -> None:
+    _, second = await two_workers(coordinator)
+    await coordinator.request(limits=LIMITS)
 
-        await asyncio.sleep(19.0)
+    await asyncio.sleep(19.0)
 
-        assert second.runs == []
-
-    run_script(script)
+    assert second.runs == []
 
 
 def test_worker_that_becomes_idle_gets_the_hedge() -> None:

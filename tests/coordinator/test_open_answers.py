@@ -34,6 +34,7 @@ from shoal.domain.vocabulary import Failed
 from shoal.domain.work import JSON, Chat
 from shoal.store.sqlite.store import SqliteStore
 from simulation import virtual
+from simulation.virtual import scripted
 
 
 async def submissions(coordinator: Coordinator) -> int:
@@ -42,45 +43,45 @@ async def submissions(coordinator: Coordinator) -> int:
     return sum(isinstance(fact, JobSubmitted) for story in jobs for fact in story)
 
 
-def test_second_client_attaches_to_the_running_job() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        first = await coordinator.request(key="k")
-        worker.write("Hello, ")
-        await run_pending()
+@scripted(run_script)
+async def test_second_client_attaches_to_the_running_job(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    first = await coordinator.request(key="k")
+    worker.write("Hello, ")
+    await run_pending()
 
-        second = await coordinator.request(key="k")
-        await run_pending()
-        assert second.text == "Hello, "
-        worker.write("world")
-        worker.complete()
-        await run_pending()
+    second = await coordinator.request(key="k")
+    await run_pending()
+    assert second.text == "Hello, "
+    worker.write("world")
+    worker.complete()
+    await run_pending()
 
-        assert first.job_id == second.job_id
-        assert first.text == second.text == "Hello, world"
-        assert first.outcome == second.outcome == Outcome("Hello, world")
-        assert len(worker.runs) == 1
-
-    run_script(script)
+    assert first.job_id == second.job_id
+    assert first.text == second.text == "Hello, world"
+    assert first.outcome == second.outcome == Outcome("Hello, world")
+    assert len(worker.runs) == 1
 
 
-def test_completed_job_is_answered_again_without_a_worker() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        first = await coordinator.request(key="k")
-        worker.write("once")
-        worker.complete()
-        await run_pending()
-        worker.port.on_disconnect("switched off")
-        await run_pending()
+@scripted(run_script)
+async def test_completed_job_is_answered_again_without_a_worker(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    first = await coordinator.request(key="k")
+    worker.write("once")
+    worker.complete()
+    await run_pending()
+    worker.port.on_disconnect("switched off")
+    await run_pending()
 
-        second = await coordinator.request(key="k")
+    second = await coordinator.request(key="k")
 
-        assert (second.text, second.outcome) == ("once", Outcome("once"))
-        assert second.job_id == first.job_id
-        assert await submissions(coordinator) == 1
-
-    run_script(script)
+    assert (second.text, second.outcome) == ("once", Outcome("once"))
+    assert second.job_id == first.job_id
+    assert await submissions(coordinator) == 1
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -109,21 +110,19 @@ def test_key_survives_a_restart(done: bool, store: SlowStore) -> None:
     virtual.run(scenario())
 
 
-def test_concurrent_clients_create_one_job() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(slots=9)
+@scripted(run_script)
+async def test_concurrent_clients_create_one_job(coordinator: Coordinator) -> None:
+    worker = await coordinator.join(slots=9)
 
-        clients = [Client(coordinator.hub, coordinator.job(key="k")) for _ in range(5)]
-        await run_pending()
-        worker.write("one for all")
-        worker.complete()
-        await run_pending()
+    clients = [Client(coordinator.hub, coordinator.job(key="k")) for _ in range(5)]
+    await run_pending()
+    worker.write("one for all")
+    worker.complete()
+    await run_pending()
 
-        assert len({client.job_id for client in clients}) == 1
-        assert [client.text for client in clients] == ["one for all"] * 5
-        assert len(worker.runs) == 1
-
-    run_script(script)
+    assert len({client.job_id for client in clients}) == 1
+    assert [client.text for client in clients] == ["one for all"] * 5
+    assert len(worker.runs) == 1
 
 
 def test_concurrent_clients_are_rejected_together() -> None:
@@ -198,39 +197,35 @@ def test_key_identifies_one_request_only(when: str, store: SlowStore) -> None:
     virtual.run(scenario())
 
 
-def test_keys_are_scoped_to_their_owner() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(slots=2)
+@scripted(run_script)
+async def test_keys_are_scoped_to_their_owner(coordinator: Coordinator) -> None:
+    worker = await coordinator.join(slots=2)
 
-        al = await coordinator.request(key="k", owner="al", prompt="one")
-        bo = await coordinator.request(key="k", owner="bo", prompt="other")
+    al = await coordinator.request(key="k", owner="al", prompt="one")
+    bo = await coordinator.request(key="k", owner="bo", prompt="other")
 
-        assert bo.error is None
-        assert al.job_id != bo.job_id
-        assert len(worker.runs) == 2
-
-    run_script(script)
+    assert bo.error is None
+    assert al.job_id != bo.job_id
+    assert len(worker.runs) == 2
 
 
-def test_failed_job_can_be_requested_again() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        first = await coordinator.request(key="k")
-        run = worker.runs[0]
-        worker.emit(Failed(run.job_id, run.lease, "out of memory"))
-        await run_pending()
-        assert isinstance(first.error, JobError)
+@scripted(run_script)
+async def test_failed_job_can_be_requested_again(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    first = await coordinator.request(key="k")
+    run = worker.runs[0]
+    worker.emit(Failed(run.job_id, run.lease, "out of memory"))
+    await run_pending()
+    assert isinstance(first.error, JobError)
 
-        second = await coordinator.request(key="k")
-        worker.write("better")
-        worker.complete()
-        await run_pending()
-        third = await coordinator.request(key="k")
+    second = await coordinator.request(key="k")
+    worker.write("better")
+    worker.complete()
+    await run_pending()
+    third = await coordinator.request(key="k")
 
-        assert second.outcome == third.outcome == Outcome("better")
-        assert second.job_id == third.job_id != first.job_id
-
-    run_script(script)
+    assert second.outcome == third.outcome == Outcome("better")
+    assert second.job_id == third.job_id != first.job_id
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
@@ -251,17 +246,15 @@ def test_unfinished_job_can_be_requested_again(end: str) -> None:
     run_script(script)
 
 
-def test_rejected_request_frees_its_key() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        refused = await coordinator.request(key="k")
-        assert isinstance(refused.error, UnknownModel)
+@scripted(run_script)
+async def test_rejected_request_frees_its_key(coordinator: Coordinator) -> None:
+    refused = await coordinator.request(key="k")
+    assert isinstance(refused.error, UnknownModel)
 
-        await coordinator.join()
-        again = await coordinator.request(key="k", prompt="another request even")
+    await coordinator.join()
+    again = await coordinator.request(key="k", prompt="another request even")
 
-        assert again.accepted
-
-    run_script(script)
+    assert again.accepted
 
 
 @pytest.mark.parametrize("when", ["unaccepted", "waiting", "streaming"])
@@ -292,58 +285,56 @@ def test_job_continues_when_its_client_disconnects(when: str) -> None:
     run_script(script)
 
 
-def test_other_client_continues_when_one_disconnects() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        first, second = (
-            await coordinator.request(key="k"),
-            await coordinator.request(key="k"),
-        )
+@scripted(run_script)
+async def test_other_client_continues_when_one_disconnects(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    first, second = (
+        await coordinator.request(key="k"),
+        await coordinator.request(key="k"),
+    )
 
-        await first.disconnect()
-        worker.write("still here")
-        worker.complete()
+    await first.disconnect()
+    worker.write("still here")
+    worker.complete()
+    await run_pending()
+
+    assert second.outcome == Outcome("still here")
+
+
+@scripted(run_script)
+async def test_keyed_job_continues_without_a_fast_reader(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    async with coordinator.hub.run_job(coordinator.job(key="k")) as reader:
         await run_pending()
-
-        assert second.outcome == Outcome("still here")
-
-    run_script(script)
-
-
-def test_keyed_job_continues_without_a_fast_reader() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        async with coordinator.hub.run_job(coordinator.job(key="k")) as reader:
-            await run_pending()
-            for _ in range(9):
-                worker.write("x" * (UNREAD_CEILING // 8))
-            await run_pending()
-            with pytest.raises(Cancelled, match="reads too slowly"):
-                await reader.outcome()
-        worker.complete()
+        for _ in range(9):
+            worker.write("x" * (UNREAD_CEILING // 8))
         await run_pending()
+        with pytest.raises(Cancelled, match="reads too slowly"):
+            await reader.outcome()
+    worker.complete()
+    await run_pending()
 
-        again = await coordinator.request(key="k")
+    again = await coordinator.request(key="k")
 
-        assert len(again.text) == 9 * (UNREAD_CEILING // 8)
-        assert worker.cancelled == []
-
-    run_script(script)
+    assert len(again.text) == 9 * (UNREAD_CEILING // 8)
+    assert worker.cancelled == []
 
 
-def test_store_failure_reaches_the_client() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        await coordinator.join()
-        coordinator.store.full = True
+@scripted(run_script)
+async def test_store_failure_reaches_the_client(coordinator: Coordinator) -> None:
+    await coordinator.join()
+    coordinator.store.full = True
 
-        clients = [
-            await coordinator.request(key="k"),
-            await coordinator.request(key="k"),
-        ]
+    clients = [
+        await coordinator.request(key="k"),
+        await coordinator.request(key="k"),
+    ]
 
-        assert all(isinstance(client.error, StoreError) for client in clients)
-
-    run_script(script)
+    assert all(isinstance(client.error, StoreError) for client in clients)
 
 
 async def test_request_from_the_store_compares_equal(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from shoal.pool.inputs import (
     WorkerSuspension,
 )
 from simulation import virtual
+from simulation.virtual import scripted
 
 _, PAUSED, DRAINING, REMOVED = Suspension
 KEY = "8a" * 32
@@ -40,60 +41,60 @@ async def process(coordinator: Coordinator, hub_input: HubInput) -> None:
     await run_pending()
 
 
-def test_paused_worker_keeps_its_job_and_gets_none() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        first = await coordinator.request()
+@scripted(run_script)
+async def test_paused_worker_keeps_its_job_and_gets_none(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    first = await coordinator.request()
 
-        await order(coordinator, PAUSED)
-        second = await coordinator.request()
-        worker.write("hi", run=0)
-        worker.complete(run=0)
-        await run_pending()
+    await order(coordinator, PAUSED)
+    second = await coordinator.request()
+    worker.write("hi", run=0)
+    worker.complete(run=0)
+    await run_pending()
 
-        assert first.text == "hi"
-        assert len(worker.runs) == 1
-        assert worker.commands == worker.runs
-        await process(coordinator, WorkerResumption("wire:w", "al"))
-        worker.complete()
-        await run_pending()
-        assert second.outcome is not None
-
-    run_script(script)
-
-
-def test_job_that_waits_for_a_paused_worker_is_told_why() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        await coordinator.join()
-        await order(coordinator, PAUSED)
-
-        client = await coordinator.request(limits=TimeLimits(queue=0.01))
-
-        assert isinstance(client.error, NoWorker)
-        assert "paused by an operator (1 worker)" in str(client.error)
-
-    run_script(script)
+    assert first.text == "hi"
+    assert len(worker.runs) == 1
+    assert worker.commands == worker.runs
+    await process(coordinator, WorkerResumption("wire:w", "al"))
+    worker.complete()
+    await run_pending()
+    assert second.outcome is not None
 
 
-def test_drained_worker_stays_and_gets_jobs_after_a_resume() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        first = await coordinator.request()
+@scripted(run_script)
+async def test_job_that_waits_for_a_paused_worker_is_told_why(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.join()
+    await order(coordinator, PAUSED)
 
-        await order(coordinator, DRAINING)
-        worker.complete(run=0)
-        second = await coordinator.request()
+    client = await coordinator.request(limits=TimeLimits(queue=0.01))
 
-        assert first.outcome is not None
-        assert worker.commands == worker.runs
-        assert len(worker.runs) == 1
-        assert not worker.disconnections
-        await process(coordinator, WorkerResumption("wire:w", "al"))
-        worker.complete()
-        await run_pending()
-        assert second.outcome is not None
+    assert isinstance(client.error, NoWorker)
+    assert "paused by an operator (1 worker)" in str(client.error)
 
-    run_script(script)
+
+@scripted(run_script)
+async def test_drained_worker_stays_and_gets_jobs_after_a_resume(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    first = await coordinator.request()
+
+    await order(coordinator, DRAINING)
+    worker.complete(run=0)
+    second = await coordinator.request()
+
+    assert first.outcome is not None
+    assert worker.commands == worker.runs
+    assert len(worker.runs) == 1
+    assert not worker.disconnections
+    await process(coordinator, WorkerResumption("wire:w", "al"))
+    worker.complete()
+    await run_pending()
+    assert second.outcome is not None
 
 
 @pytest.mark.parametrize("accepts", [None, DEAF])
@@ -122,67 +123,65 @@ def test_removed_worker_is_told_why_where_its_wire_can_say_so(
     run_script(script)
 
 
-def test_answer_of_a_removed_worker_continues_at_another() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = await coordinator.request()
-        worker.write("from the ")
+@scripted(run_script)
+async def test_answer_of_a_removed_worker_continues_at_another(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    client = await coordinator.request()
+    worker.write("from the ")
+    await run_pending()
+    other = await coordinator.join("other", features=CONTINUES)
+
+    await order(coordinator, REMOVED)
+
+    assert worker.cancelled == [client.job_id]
+    assert isinstance(worker.commands[-1], Dismiss)
+    worker.write("late")  # on the way already
+    other.write("other")
+    other.complete()
+    await run_pending()
+    assert client.text == "from the other"
+    history = await coordinator.history(client.job_id)
+    (requeued,) = [each for each in history if isinstance(each, JobRequeued)]
+    assert requeued.handed_over
+
+
+@scripted(run_script)
+async def test_drain_hands_jobs_over_at_its_limit(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    client = await coordinator.request()
+    await process(coordinator, WorkerSuspension("wire:w", DRAINING, "al", 1.0))
+    other = await coordinator.join("other")
+    assert not other.runs
+
+    for _ in range(20):
         await run_pending()
-        other = await coordinator.join("other", features=CONTINUES)
 
-        await order(coordinator, REMOVED)
-
-        assert worker.cancelled == [client.job_id]
-        assert isinstance(worker.commands[-1], Dismiss)
-        worker.write("late")  # on the way already
-        other.write("other")
-        other.complete()
-        await run_pending()
-        assert client.text == "from the other"
-        history = await coordinator.history(client.job_id)
-        (requeued,) = [each for each in history if isinstance(each, JobRequeued)]
-        assert requeued.handed_over
-
-    run_script(script)
+    assert worker.cancelled == [client.job_id]
+    assert not any(isinstance(each, Dismiss) for each in worker.commands)
+    other.complete()
+    await run_pending()
+    assert client.outcome is not None
 
 
-def test_drain_hands_jobs_over_at_its_limit() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = await coordinator.request()
-        await process(coordinator, WorkerSuspension("wire:w", DRAINING, "al", 1.0))
-        other = await coordinator.join("other")
-        assert not other.runs
+@scripted(run_script)
+async def test_removed_worker_that_comes_back_is_dismissed_until_it_is_resumed(
+    coordinator: Coordinator,
+) -> None:
+    facts: list[object] = []
+    coordinator.hub.subscribe(facts.extend)
+    await order(coordinator, REMOVED)
 
-        for _ in range(20):
-            await run_pending()
+    worker = await coordinator.join()
 
-        assert worker.cancelled == [client.job_id]
-        assert not any(isinstance(each, Dismiss) for each in worker.commands)
-        other.complete()
-        await run_pending()
-        assert client.outcome is not None
-
-    run_script(script)
-
-
-def test_removed_worker_that_comes_back_is_dismissed_until_it_is_resumed() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        facts: list[object] = []
-        coordinator.hub.subscribe(facts.extend)
-        await order(coordinator, REMOVED)
-
-        worker = await coordinator.join()
-
-        assert [type(each) for each in worker.commands] == [Dismiss]
-        assert WorkerDismissed in map(type, facts)
-        worker.port.on_disconnect("left")
-        await process(coordinator, WorkerResumption("wire:w", "al"))
-        again = await coordinator.join()
-        await coordinator.request()
-        assert len(again.runs) == 1
-
-    run_script(script)
+    assert [type(each) for each in worker.commands] == [Dismiss]
+    assert WorkerDismissed in map(type, facts)
+    worker.port.on_disconnect("left")
+    await process(coordinator, WorkerResumption("wire:w", "al"))
+    again = await coordinator.join()
+    await coordinator.request()
+    assert len(again.runs) == 1
 
 
 Script = Callable[[Coordinator], Awaitable[None]]

@@ -24,7 +24,7 @@ from shoal.ledger.keys import Signer
 from shoal.ledger.receipts import Claims
 from shoal.ledger.requests import request_hash_of, request_of, request_salt
 from shoal.store.codec import LARGE_FROM
-from simulation.virtual import in_virtual_time
+from simulation.virtual import in_virtual_time, scripted
 
 LARGE = "word " * (LARGE_FROM // 5 + 1)
 WORKER = Signer.from_seed(b"w" * 32)
@@ -61,26 +61,26 @@ def test_receipt_names_the_request(kind: JobKind) -> None:
     run_script(script)
 
 
-def test_large_request_is_hashed_before_it_is_submitted() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(slots=2)
-        small = await coordinator.request()
-        job = coordinator.job(prompt=LARGE)
-        client = Client(coordinator.hub, job)
-        await asyncio.sleep(1.0)
-        assert client.accepted
-        assert hashed(coordinator) == {job.id}
+@scripted(run_script)
+async def test_large_request_is_hashed_before_it_is_submitted(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join(slots=2)
+    small = await coordinator.request()
+    job = coordinator.job(prompt=LARGE)
+    client = Client(coordinator.hub, job)
+    await asyncio.sleep(1.0)
+    assert client.accepted
+    assert hashed(coordinator) == {job.id}
 
-        for run in range(2):
-            worker.complete(run)
-        await run_pending()
+    for run in range(2):
+        worker.complete(run)
+    await run_pending()
 
-        assert not hashed(coordinator)
-        (claims,) = await claims_of(coordinator, job.id)
-        assert claims.request_hash == expected(job.id, job.work)
-        assert small.outcome is not None
-
-    run_script(script)
+    assert not hashed(coordinator)
+    (claims,) = await claims_of(coordinator, job.id)
+    assert claims.request_hash == expected(job.id, job.work)
+    assert small.outcome is not None
 
 
 @in_virtual_time
@@ -105,18 +105,18 @@ async def test_large_request_is_hashed_again_after_a_restart() -> None:
     await store.close()
 
 
-def test_hash_of_a_job_that_ends_otherwise_is_forgotten() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        await coordinator.join()
-        client = Client(coordinator.hub, coordinator.job(prompt=LARGE))
-        await asyncio.sleep(1.0)
-        assert hashed(coordinator) == {client.job_id}
+@scripted(run_script)
+async def test_hash_of_a_job_that_ends_otherwise_is_forgotten(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.join()
+    client = Client(coordinator.hub, coordinator.job(prompt=LARGE))
+    await asyncio.sleep(1.0)
+    assert hashed(coordinator) == {client.job_id}
 
-        await client.disconnect()
+    await client.disconnect()
 
-        assert not hashed(coordinator)
-
-    run_script(script)
+    assert not hashed(coordinator)
 
 
 def test_hash_of_a_job_that_is_refused_is_forgotten() -> None:
@@ -136,48 +136,44 @@ def test_hash_of_a_job_that_is_refused_is_forgotten() -> None:
     run_script(script, queue_max=1)
 
 
-def test_hash_of_a_repeated_request_is_forgotten() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        await coordinator.join()
+@scripted(run_script)
+async def test_hash_of_a_repeated_request_is_forgotten(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.join()
 
-        jobs = [coordinator.job(prompt=LARGE, key="k") for _ in range(3)]
-        clients = [Client(coordinator.hub, job) for job in jobs]
-        await asyncio.sleep(1.0)
+    jobs = [coordinator.job(prompt=LARGE, key="k") for _ in range(3)]
+    clients = [Client(coordinator.hub, job) for job in jobs]
+    await asyncio.sleep(1.0)
 
-        (job_id,) = {client.job_id for client in clients}
-        assert hashed(coordinator) == {job_id}
-
-    run_script(script)
-
-
-def test_job_without_a_receipt_is_not_hashed() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        bookkeeper = coordinator.hub._bookkeeper
-        job = coordinator.job(prompt=LARGE)
-
-        await bookkeeper.prepare(replace(job, terms=JobTerms(kept=False)))
-        assert not hashed(coordinator)
-        await bookkeeper.prepare(job)
-        assert hashed(coordinator) == {job.id}
-
-    run_script(script)
+    (job_id,) = {client.job_id for client in clients}
+    assert hashed(coordinator) == {job_id}
 
 
-def test_later_receipt_names_the_same_request() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        key = WORKER.public_key.hex()
-        worker = await coordinator.join(public_key=key)
-        job = coordinator.job(terms=JobTerms(price=5))
-        Client(coordinator.hub, job)
-        await run_pending()
-        worker.complete()
-        await run_pending()
+@scripted(run_script)
+async def test_job_without_a_receipt_is_not_hashed(coordinator: Coordinator) -> None:
+    bookkeeper = coordinator.hub._bookkeeper
+    job = coordinator.job(prompt=LARGE)
 
-        worker.emit(ReceiptSent(job.id, SignedReceipt(b"{}", b"")))
-        await run_pending()
+    await bookkeeper.prepare(replace(job, terms=JobTerms(kept=False)))
+    assert not hashed(coordinator)
+    await bookkeeper.prepare(job)
+    assert hashed(coordinator) == {job.id}
 
-        first, second = await claims_of(coordinator, job.id)
-        assert (first.verdict, second.verdict) == (Verdict.MISSING, Verdict.MALFORMED)
-        assert first.request_hash == second.request_hash == expected(job.id, job.work)
 
-    run_script(script)
+@scripted(run_script)
+async def test_later_receipt_names_the_same_request(coordinator: Coordinator) -> None:
+    key = WORKER.public_key.hex()
+    worker = await coordinator.join(public_key=key)
+    job = coordinator.job(terms=JobTerms(price=5))
+    Client(coordinator.hub, job)
+    await run_pending()
+    worker.complete()
+    await run_pending()
+
+    worker.emit(ReceiptSent(job.id, SignedReceipt(b"{}", b"")))
+    await run_pending()
+
+    first, second = await claims_of(coordinator, job.id)
+    assert (first.verdict, second.verdict) == (Verdict.MISSING, Verdict.MALFORMED)
+    assert first.request_hash == second.request_hash == expected(job.id, job.work)

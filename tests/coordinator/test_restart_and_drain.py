@@ -32,6 +32,7 @@ from shoal.domain.worker import Offer
 from shoal.pool.lifecycle import JobState
 from shoal.protocols.seam.session import CloseCode
 from simulation import virtual
+from simulation.virtual import scripted
 
 
 def test_open_jobs_resume_after_a_restart(store: SlowStore) -> None:
@@ -194,55 +195,53 @@ def test_coordinator_that_restarts_in_a_loop_does_not_renew_queue_limits(
     virtual.run(scenario())
 
 
-def test_drain_finishes_open_jobs_and_rejects_new_ones() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        client = await coordinator.request()
+@scripted(run_script)
+async def test_drain_finishes_open_jobs_and_rejects_new_ones(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join()
+    client = await coordinator.request()
 
-        draining = asyncio.create_task(coordinator.hub.drain())
-        await run_pending()
-        refused = await coordinator.request()
-        assert isinstance(refused.error, ShuttingDown)
-        assert coordinator.hub.unavailable_reason == "stopping"
-        assert not draining.done()
-        worker.complete()
-        await draining
+    draining = asyncio.create_task(coordinator.hub.drain())
+    await run_pending()
+    refused = await coordinator.request()
+    assert isinstance(refused.error, ShuttingDown)
+    assert coordinator.hub.unavailable_reason == "stopping"
+    assert not draining.done()
+    worker.complete()
+    await draining
 
-        assert client.outcome is not None
-
-    run_script(script)
-
-
-def test_drain_waits_for_a_job_in_acceptance() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join()
-        coordinator.store.writable.clear()
-        client = await coordinator.request()
-
-        draining = asyncio.create_task(coordinator.hub.drain())
-        await run_pending()
-        assert not draining.done()
-        coordinator.store.writable.set()
-        await run_pending()
-        assert not draining.done()
-        worker.complete()
-        await draining
-
-        assert client.outcome is not None
-
-    run_script(script)
+    assert client.outcome is not None
 
 
-def test_drain_without_open_jobs_completes_at_once() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        await coordinator.join()
-        refused = await coordinator.request("unknown")
-        assert isinstance(refused.error, UnknownModel)
+@scripted(run_script)
+async def test_drain_waits_for_a_job_in_acceptance(coordinator: Coordinator) -> None:
+    worker = await coordinator.join()
+    coordinator.store.writable.clear()
+    client = await coordinator.request()
 
-        async with asyncio.timeout(1.0):
-            await coordinator.hub.drain()
+    draining = asyncio.create_task(coordinator.hub.drain())
+    await run_pending()
+    assert not draining.done()
+    coordinator.store.writable.set()
+    await run_pending()
+    assert not draining.done()
+    worker.complete()
+    await draining
 
-    run_script(script)
+    assert client.outcome is not None
+
+
+@scripted(run_script)
+async def test_drain_without_open_jobs_completes_at_once(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.join()
+    refused = await coordinator.request("unknown")
+    assert isinstance(refused.error, UnknownModel)
+
+    async with asyncio.timeout(1.0):
+        await coordinator.hub.drain()
 
 
 def test_drain_after_a_rejection_completes_at_once() -> None:
@@ -256,15 +255,13 @@ def test_drain_after_a_rejection_completes_at_once() -> None:
     run_script(script, queue_max=0)
 
 
-def test_stop_disconnects_all_workers() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        workers = [await coordinator.join(name) for name in "abc"]
+@scripted(run_script)
+async def test_stop_disconnects_all_workers(coordinator: Coordinator) -> None:
+    workers = [await coordinator.join(name) for name in "abc"]
 
-        coordinator.hub.disconnect_all("the coordinator is stopping")
+    coordinator.hub.disconnect_all("the coordinator is stopping")
 
-        for worker in workers:
-            assert worker.disconnections == [
-                ("the coordinator is stopping", CloseCode.GOING_AWAY)
-            ]
-
-    run_script(script)
+    for worker in workers:
+        assert worker.disconnections == [
+            ("the coordinator is stopping", CloseCode.GOING_AWAY)
+        ]

@@ -28,6 +28,7 @@ from shoal.domain.work import Chat
 from shoal.pool.react import STILL_RUNS
 from shoal.pool.state import LOSS_GRACE
 from simulation import virtual
+from simulation.virtual import scripted
 
 GATE = 2.0  # seconds
 PIECES: list[AnswerPiece] = ["Once ", "upon "]
@@ -232,22 +233,22 @@ def test_a_job_does_not_wait_for_a_worker_that_keeps_none() -> None:
     virtual.run(script())
 
 
-def test_unknown_jobs_and_other_leases_are_stopped() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        await coordinator.join("first", running=())
-        client = await coordinator.request()
+@scripted(run_script)
+async def test_unknown_jobs_and_other_leases_are_stopped(
+    coordinator: Coordinator,
+) -> None:
+    await coordinator.join("first", running=())
+    client = await coordinator.request()
 
-        names = (
-            (JobId("unknown"), LeaseNumber(1)),
-            (client.job_id, LeaseNumber(1)),
-            (client.job_id, LeaseNumber(7)),
-        )
-        liar = await coordinator.join("liar", running=names)
+    names = (
+        (JobId("unknown"), LeaseNumber(1)),
+        (client.job_id, LeaseNumber(1)),
+        (client.job_id, LeaseNumber(7)),
+    )
+    liar = await coordinator.join("liar", running=names)
 
-        assert liar.runs == []
-        assert set(liar.cancelled) == {JobId("unknown"), client.job_id}
-
-    run_script(script)
+    assert liar.runs == []
+    assert set(liar.cancelled) == {JobId("unknown"), client.job_id}
 
 
 async def cut_and_return(
@@ -258,73 +259,73 @@ async def cut_and_return(
     return await coordinator.join(running=named(run))
 
 
-def test_a_worker_goes_on_at_the_same_coordinator() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(running=())
-        client = await coordinator.request()
-        # As often as its connection breaks: the worker was not lost.
-        for piece in "Once":
-            worker.write(piece)
-            await run_pending()
-            worker = await cut_and_return(coordinator, worker, worker.runs[-1])
-        worker.write("!")
-        worker.complete()
+@scripted(run_script)
+async def test_a_worker_goes_on_at_the_same_coordinator(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join(running=())
+    client = await coordinator.request()
+    # As often as its connection breaks: the worker was not lost.
+    for piece in "Once":
+        worker.write(piece)
         await run_pending()
+        worker = await cut_and_return(coordinator, worker, worker.runs[-1])
+    worker.write("!")
+    worker.complete()
+    await run_pending()
 
-        assert client.text == "Once!"
-        assert worker.runs[0].continues == "Once"
-
-    run_script(script)
-
-
-def test_a_newer_connection_keeps_the_jobs_of_the_older() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(slots=2, running=())
-        client = await coordinator.request()
-        lent = await coordinator.request()
-        names = named(worker.runs[0]) + named(worker.runs[1])
-        # It has fewer slots now.
-        newer = await coordinator.join(slots=1, running=names)
-
-        assert [each.resumes for each in newer.runs] == [1, 1]
-        newer.complete(0)
-        newer.complete(1)
-        await run_pending()
-        assert client.outcome is not None
-        assert lent.outcome is not None
-
-    run_script(script)
+    assert client.text == "Once!"
+    assert worker.runs[0].continues == "Once"
 
 
-def test_a_job_of_a_lost_worker_goes_to_another_that_is_free() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(running=())
-        await coordinator.request()
-        other = await coordinator.join("other", running=())
-        returned = await cut_and_return(coordinator, worker, worker.runs[0])
+@scripted(run_script)
+async def test_a_newer_connection_keeps_the_jobs_of_the_older(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join(slots=2, running=())
+    client = await coordinator.request()
+    lent = await coordinator.request()
+    names = named(worker.runs[0]) + named(worker.runs[1])
+    # It has fewer slots now.
+    newer = await coordinator.join(slots=1, running=names)
 
-        assert len(other.runs) == 1
-        assert returned.runs == []
-        assert returned.cancelled == [worker.runs[0].job_id]
+    assert [each.resumes for each in newer.runs] == [1, 1]
+    newer.complete(0)
+    newer.complete(1)
+    await run_pending()
+    assert client.outcome is not None
+    assert lent.outcome is not None
 
-    run_script(script)
+
+@scripted(run_script)
+async def test_a_job_of_a_lost_worker_goes_to_another_that_is_free(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join(running=())
+    await coordinator.request()
+    other = await coordinator.join("other", running=())
+    returned = await cut_and_return(coordinator, worker, worker.runs[0])
+
+    assert len(other.runs) == 1
+    assert returned.runs == []
+    assert returned.cancelled == [worker.runs[0].job_id]
 
 
-def test_a_job_that_ends_in_the_moment_of_the_return_is_stopped() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(running=())
-        client = await coordinator.request()
-        run = worker.runs[0]
-        worker.port.on_disconnect("connection reset")
-        await run_pending()
-        returning = ScriptedWorker(coordinator.hub, running=named(run))
-        coordinator.hub.cancel(client.job_id, "the client left")
-        await run_pending()
+@scripted(run_script)
+async def test_a_job_that_ends_in_the_moment_of_the_return_is_stopped(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join(running=())
+    client = await coordinator.request()
+    run = worker.runs[0]
+    worker.port.on_disconnect("connection reset")
+    await run_pending()
+    returning = ScriptedWorker(coordinator.hub, running=named(run))
+    coordinator.hub.cancel(client.job_id, "the client left")
+    await run_pending()
 
-        assert returning.runs == []
-        assert run.job_id in returning.cancelled
-
-    run_script(script)
+    assert returning.runs == []
+    assert run.job_id in returning.cancelled
 
 
 SAMPLED = 1.0  # a temperature at which no worker repeats an answer
@@ -339,53 +340,53 @@ async def sampled(coordinator: Coordinator) -> Client:
     return client
 
 
-def test_an_answer_that_no_other_can_go_on_with_waits_for_its_worker() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(running=())
-        client = await sampled(coordinator)
-        worker.write("Once ")
-        await asyncio.sleep(1.0)
-        other = await coordinator.join("other", running=())
-        worker.port.on_disconnect("connection reset")
-        await asyncio.sleep(LOSS_GRACE / 2)
-        assert client.error is None
-        returned = await coordinator.join(running=named(worker.runs[0]))
-        returned.write("upon")
-        returned.complete()
-        await run_pending()
+@scripted(run_script)
+async def test_an_answer_that_no_other_can_go_on_with_waits_for_its_worker(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join(running=())
+    client = await sampled(coordinator)
+    worker.write("Once ")
+    await asyncio.sleep(1.0)
+    other = await coordinator.join("other", running=())
+    worker.port.on_disconnect("connection reset")
+    await asyncio.sleep(LOSS_GRACE / 2)
+    assert client.error is None
+    returned = await coordinator.join(running=named(worker.runs[0]))
+    returned.write("upon")
+    returned.complete()
+    await run_pending()
 
-        assert client.text == "Once upon"
-        assert client.outcome is not None
-        assert other.runs == []
-
-    run_script(script)
-
-
-def test_it_ends_if_its_worker_does_not_come_back() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(running=())
-        client = await sampled(coordinator)
-        worker.write("Once ")
-        await asyncio.sleep(1.0)
-        await coordinator.join("other", running=())
-        worker.port.on_disconnect("connection reset")
-        await asyncio.sleep(LOSS_GRACE + 0.1)
-
-        assert isinstance(client.error, WorkerLost)
-
-    run_script(script)
+    assert client.text == "Once upon"
+    assert client.outcome is not None
+    assert other.runs == []
 
 
-def test_what_another_worker_continues_does_not_wait() -> None:
-    async def script(coordinator: Coordinator) -> None:
-        worker = await coordinator.join(running=())
-        await sampled(coordinator)
-        worker.write("Once ")
-        await asyncio.sleep(1.0)
-        other = await coordinator.join("other", running=(), features=CONTINUES)
-        worker.port.on_disconnect("connection reset")
-        await run_pending()
+@scripted(run_script)
+async def test_it_ends_if_its_worker_does_not_come_back(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join(running=())
+    client = await sampled(coordinator)
+    worker.write("Once ")
+    await asyncio.sleep(1.0)
+    await coordinator.join("other", running=())
+    worker.port.on_disconnect("connection reset")
+    await asyncio.sleep(LOSS_GRACE + 0.1)
 
-        assert other.runs[0].continues == "Once "
+    assert isinstance(client.error, WorkerLost)
 
-    run_script(script)
+
+@scripted(run_script)
+async def test_what_another_worker_continues_does_not_wait(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join(running=())
+    await sampled(coordinator)
+    worker.write("Once ")
+    await asyncio.sleep(1.0)
+    other = await coordinator.join("other", running=(), features=CONTINUES)
+    worker.port.on_disconnect("connection reset")
+    await run_pending()
+
+    assert other.runs[0].continues == "Once "

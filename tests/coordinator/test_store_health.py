@@ -11,7 +11,7 @@ from shoal.coordinator.store_health import RETRY_MAX, RETRY_MIN, StoreHealth
 from shoal.domain.errors import StoreBroken, StoreError
 from shoal.transports.clock import LoopClock
 from simulation import virtual
-from simulation.virtual import STEP
+from simulation.virtual import STEP, scripted
 
 FULL = StoreError("database or disk is full", "/data/shoal.db", temporary=True)
 DAMAGED = StoreError("database disk image is malformed", "/data/shoal.db")
@@ -83,150 +83,134 @@ def test_slow_writes_are_shown_while_they_last_and_a_minute_longer(
     assert caplog.text.count("slow store") == 2
 
 
-def test_clients_are_told_when_the_next_attempt_is_made() -> None:
-    async def script(disk: Disk) -> None:
-        disk.full_until = 30.0
-        writing = asyncio.create_task(disk.health.write(disk.write))
-        told = []
-        for _ in range(3):
-            await asyncio.sleep(1.3)  # at 1.3, 2.6 and 3.9 s
-            assert disk.health.failure is not None
-            told.append(disk.health.failure.retry_after)
+@scripted(play)
+async def test_clients_are_told_when_the_next_attempt_is_made(disk: Disk) -> None:
+    disk.full_until = 30.0
+    writing = asyncio.create_task(disk.health.write(disk.write))
+    told = []
+    for _ in range(3):
+        await asyncio.sleep(1.3)  # at 1.3, 2.6 and 3.9 s
+        assert disk.health.failure is not None
+        told.append(disk.health.failure.retry_after)
+    await writing
+
+    # The attempts were made at 0, 1, 3 and 5 s.
+    assert told == [3, 2, 3]
+
+
+@scripted(play)
+async def test_a_store_that_was_away_for_long_is_found_soon(disk: Disk) -> None:
+    disk.full_until = 12.0
+
+    await disk.health.write(disk.write)
+
+    times = [0.0, *disk.attempts]
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    expected = [0.0, RETRY_MIN, *[RETRY_MAX] * 6]
+    assert pauses == pytest.approx(expected, abs=2 * STEP)
+    assert RETRY_MAX <= 2.0
+    assert disk.health.failure is None
+    assert disk.changes == ["failing", *["retried"] * 6, "healed"]
+
+
+@scripted(play)
+async def test_the_second_failure_begins_with_the_shortest_pause(disk: Disk) -> None:
+    disk.full_until = 20.0
+    await disk.health.write(disk.write)
+    disk.attempts.clear()
+    disk.full_until = asyncio.get_running_loop().time() + 0.5
+
+    await disk.health.write(disk.write)
+
+    first, second = disk.attempts
+    assert second - first == pytest.approx(RETRY_MIN, abs=2 * STEP)
+
+
+@scripted(play)
+async def test_all_writers_go_on_when_one_has_succeeded(disk: Disk) -> None:
+    disk.full_until = 100.0
+    writing = [asyncio.create_task(disk.health.write(disk.write)) for _ in range(3)]
+    await asyncio.sleep(70.0)
+    disk.full_until = 0.0
+
+    await disk.health.write(disk.write)  # a newcomer does not wait for the pause
+    await asyncio.sleep(STEP)
+
+    assert all(each.done() for each in writing)
+    assert disk.changes[0] == "failing"
+    assert disk.changes.count("healed") == 1
+
+
+@scripted(play)
+async def test_a_read_that_succeeds_does_not_end_the_failure(disk: Disk) -> None:
+    disk.full_until = 100.0
+    writing = asyncio.create_task(disk.health.write(disk.write))
+    await asyncio.sleep(0.5)
+
+    async def read() -> str:
+        return "found"
+
+    assert await disk.health.read(read) == "found"
+    assert disk.health.failure is FULL
+    disk.full_until = 0.0
+    await writing
+    assert disk.changes[-1] == "healed"
+
+
+@scripted(play)
+async def test_a_read_that_fails_is_repeated_and_ends_its_own_failure(
+    disk: Disk,
+) -> None:
+    disk.full_until = 5.0
+
+    await disk.health.read(disk.write)
+
+    assert disk.changes == ["failing", "retried", "retried", "healed"]
+
+
+@scripted(play)
+async def test_a_writer_that_is_cancelled_leaves_the_others_waiting(disk: Disk) -> None:
+    disk.full_until = 2.0
+    leaving = asyncio.create_task(disk.health.write(disk.write))
+    staying = asyncio.create_task(disk.health.write(disk.write))
+    await asyncio.sleep(0.5)
+
+    leaving.cancel()
+
+    await staying
+    assert leaving.cancelled()
+
+
+@scripted(play)
+async def test_a_broken_store_ends_all_writers(disk: Disk) -> None:
+    disk.full_until = 100.0
+    waiting = asyncio.create_task(disk.health.write(disk.write))
+    await asyncio.sleep(0.5)
+    disk.error = DAMAGED
+
+    with pytest.raises(StoreError, match="malformed"):
+        await disk.health.write(disk.write)
+    with pytest.raises(StoreError, match="malformed"):
+        await waiting
+
+    assert await disk.health.wait_broken() is DAMAGED
+    attempts = len(disk.attempts)
+    with pytest.raises(StoreError, match="malformed"):
+        await disk.health.write(disk.write)
+    assert len(disk.attempts) == attempts
+    assert disk.changes == ["failing", "broken"]
+
+
+@scripted(play)
+async def test_damage_that_a_read_has_found_ends_a_write_under_way(disk: Disk) -> None:
+    writing = asyncio.create_task(disk.health.write(lambda: asyncio.sleep(1.0)))
+    await asyncio.sleep(0.5)
+
+    disk.health.report_broken(StoreBroken("malformed", "/data/shoal.db"))
+
+    with pytest.raises(StoreBroken, match="malformed"):
         await writing
-
-        # The attempts were made at 0, 1, 3 and 5 s.
-        assert told == [3, 2, 3]
-
-    play(script)
-
-
-def test_a_store_that_was_away_for_long_is_found_soon() -> None:
-    async def script(disk: Disk) -> None:
-        disk.full_until = 12.0
-
-        await disk.health.write(disk.write)
-
-        times = [0.0, *disk.attempts]
-        pauses = [after - before for before, after in itertools.pairwise(times)]
-        expected = [0.0, RETRY_MIN, *[RETRY_MAX] * 6]
-        assert pauses == pytest.approx(expected, abs=2 * STEP)
-        assert RETRY_MAX <= 2.0
-        assert disk.health.failure is None
-        assert disk.changes == ["failing", *["retried"] * 6, "healed"]
-
-    play(script)
-
-
-def test_the_second_failure_begins_with_the_shortest_pause() -> None:
-    async def script(disk: Disk) -> None:
-        disk.full_until = 20.0
-        await disk.health.write(disk.write)
-        disk.attempts.clear()
-        disk.full_until = asyncio.get_running_loop().time() + 0.5
-
-        await disk.health.write(disk.write)
-
-        first, second = disk.attempts
-        assert second - first == pytest.approx(RETRY_MIN, abs=2 * STEP)
-
-    play(script)
-
-
-def test_all_writers_go_on_when_one_has_succeeded() -> None:
-    async def script(disk: Disk) -> None:
-        disk.full_until = 100.0
-        writing = [asyncio.create_task(disk.health.write(disk.write)) for _ in range(3)]
-        await asyncio.sleep(70.0)
-        disk.full_until = 0.0
-
-        await disk.health.write(disk.write)  # a newcomer does not wait for the pause
-        await asyncio.sleep(STEP)
-
-        assert all(each.done() for each in writing)
-        assert disk.changes[0] == "failing"
-        assert disk.changes.count("healed") == 1
-
-    play(script)
-
-
-def test_a_read_that_succeeds_does_not_end_the_failure() -> None:
-    async def script(disk: Disk) -> None:
-        disk.full_until = 100.0
-        writing = asyncio.create_task(disk.health.write(disk.write))
-        await asyncio.sleep(0.5)
-
-        async def read() -> str:
-            return "found"
-
-        assert await disk.health.read(read) == "found"
-        assert disk.health.failure is FULL
-        disk.full_until = 0.0
-        await writing
-        assert disk.changes[-1] == "healed"
-
-    play(script)
-
-
-def test_a_read_that_fails_is_repeated_and_ends_its_own_failure() -> None:
-    async def script(disk: Disk) -> None:
-        disk.full_until = 5.0
-
-        await disk.health.read(disk.write)
-
-        assert disk.changes == ["failing", "retried", "retried", "healed"]
-
-    play(script)
-
-
-def test_a_writer_that_is_cancelled_leaves_the_others_waiting() -> None:
-    async def script(disk: Disk) -> None:
-        disk.full_until = 2.0
-        leaving = asyncio.create_task(disk.health.write(disk.write))
-        staying = asyncio.create_task(disk.health.write(disk.write))
-        await asyncio.sleep(0.5)
-
-        leaving.cancel()
-
-        await staying
-        assert leaving.cancelled()
-
-    play(script)
-
-
-def test_a_broken_store_ends_all_writers() -> None:
-    async def script(disk: Disk) -> None:
-        disk.full_until = 100.0
-        waiting = asyncio.create_task(disk.health.write(disk.write))
-        await asyncio.sleep(0.5)
-        disk.error = DAMAGED
-
-        with pytest.raises(StoreError, match="malformed"):
-            await disk.health.write(disk.write)
-        with pytest.raises(StoreError, match="malformed"):
-            await waiting
-
-        assert await disk.health.wait_broken() is DAMAGED
-        attempts = len(disk.attempts)
-        with pytest.raises(StoreError, match="malformed"):
-            await disk.health.write(disk.write)
-        assert len(disk.attempts) == attempts
-        assert disk.changes == ["failing", "broken"]
-
-    play(script)
-
-
-def test_damage_that_a_read_has_found_ends_a_write_under_way() -> None:
-    async def script(disk: Disk) -> None:
-        writing = asyncio.create_task(disk.health.write(lambda: asyncio.sleep(1.0)))
-        await asyncio.sleep(0.5)
-
-        disk.health.report_broken(StoreBroken("malformed", "/data/shoal.db"))
-
-        with pytest.raises(StoreBroken, match="malformed"):
-            await writing
-        assert disk.changes == ["broken"]
-
-    play(script)
+    assert disk.changes == ["broken"]
 
 
 def test_each_change_is_one_line_with_the_path(

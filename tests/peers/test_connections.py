@@ -66,6 +66,7 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.session import UNDESCRIBED, CloseCode, PeerProfile
 from shoal.store.sql.keys import SqlKeys
 from simulation import virtual
+from simulation.virtual import scripted
 from transports.memory_links import MemoryLink
 
 CONTINUES = frozenset({Feature.CONTINUE})
@@ -98,62 +99,60 @@ async def send(line: ScriptedConnection, peer: str, *words: object) -> None:
 # Peers.
 
 
-def test_each_model_of_each_peer_is_a_worker() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
-        )
-        await send(line, "b", PeerJoined("a/b%"), OffersChanged((offer("m"),)))
+@scripted(play)
+async def test_each_model_of_each_peer_is_a_worker(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))))
+    await send(line, "b", PeerJoined("a/b%"), OffersChanged((offer("m"),)))
 
-        assert peers.workers == ["wire:a%2Fb%25/m", "wire:mac/m", "wire:mac/n"]
+    assert peers.workers == ["wire:a%2Fb%25/m", "wire:mac/m", "wire:mac/n"]
 
-        await send(line, "a", PeerLeft("relay says so"))
+    await send(line, "a", PeerLeft("relay says so"))
 
-        assert peers.workers == ["wire:a%2Fb%25/m"]
-        await line.end()
-        assert peers.workers == []
-
-    play(script)
+    assert peers.workers == ["wire:a%2Fb%25/m"]
+    await line.end()
+    assert peers.workers == []
 
 
-def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        names = [letter * 100 for letter in "abcd"]
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(*names),)))
+@scripted(play)
+async def test_an_offer_of_many_models_is_one_worker_whose_name_is_cut(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    names = [letter * 100 for letter in "abcd"]
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(*names),)))
 
-        assert peers.workers == [f"wire:mac/{names[0]},{names[1]},+2"]
-        for name in names:
-            await peers.coordinator.request(name)
-        assert len(line.received("a", RunJob)) == 1
-        line.complete("a")
-        await run_pending()
-        assert len(line.received("a", RunJob)) == 2
-
-    play(script)
+    assert peers.workers == [f"wire:mac/{names[0]},{names[1]},+2"]
+    for name in names:
+        await peers.coordinator.request(name)
+    assert len(line.received("a", RunJob)) == 1
+    line.complete("a")
+    await run_pending()
+    assert len(line.received("a", RunJob)) == 2
 
 
-def test_refused_peers_are_listed_until_they_leave_or_join() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        directory = peers.connections.directory
-        other = await peers.connect()
-        for key in "abc":
-            await send(line, key, PeerRefused(key, f"why {key}"))
-        await send(other, "d", PeerRefused("d", "why d"))
-        listed = {f"wire:{each}": f"why {each}" for each in "abcd"}
-        assert directory.refusals == listed
+@scripted(play)
+async def test_refused_peers_are_listed_until_they_leave_or_join(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    directory = peers.connections.directory
+    other = await peers.connect()
+    for key in "abc":
+        await send(line, key, PeerRefused(key, f"why {key}"))
+    await send(other, "d", PeerRefused("d", "why d"))
+    listed = {f"wire:{each}": f"why {each}" for each in "abcd"}
+    assert directory.refusals == listed
 
-        await send(line, "a", PeerLeft("bye"))
-        await send(line, "b", PeerJoined("b"))
-        assert [*directory.refusals] == ["wire:c", "wire:d"]
-        await line.end()
-        assert [*directory.refusals] == ["wire:d"]
-        for number in range(REFUSED_MAX):
-            await send(other, str(number), PeerRefused(str(number), "why"))
-        assert len(directory.refusals) == REFUSED_MAX
-        assert "wire:d" not in directory.refusals
-        assert peers.workers == []
-
-    play(script)
+    await send(line, "a", PeerLeft("bye"))
+    await send(line, "b", PeerJoined("b"))
+    assert [*directory.refusals] == ["wire:c", "wire:d"]
+    await line.end()
+    assert [*directory.refusals] == ["wire:d"]
+    for number in range(REFUSED_MAX):
+        await send(other, str(number), PeerRefused(str(number), "why"))
+    assert len(directory.refusals) == REFUSED_MAX
+    assert "wire:d" not in directory.refusals
+    assert peers.workers == []
 
 
 def test_peers_are_described_and_their_descriptions_outlive_them(
@@ -189,53 +188,49 @@ def test_peers_are_described_and_their_descriptions_outlive_them(
     ]
 
 
-def test_messages_of_unknown_peers_are_ignored() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", OffersChanged((offer(),)), requested_chat(), PeerLeft("bye")
-        )
+@scripted(play)
+async def test_messages_of_unknown_peers_are_ignored(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", OffersChanged((offer(),)), requested_chat(), PeerLeft("bye"))
 
-        assert peers.workers == []
-        assert line.received("a", object) == []
-
-    play(script)
+    assert peers.workers == []
+    assert line.received("a", object) == []
 
 
-def test_newer_peer_replaces_its_namesake() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        other = await peers.connect()
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
-        )
-        client = await peers.coordinator.request("n")
-        line.write("a", "half")
-        await run_pending()
+@scripted(play)
+async def test_newer_peer_replaces_its_namesake(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    other = await peers.connect()
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))))
+    client = await peers.coordinator.request("n")
+    line.write("a", "half")
+    await run_pending()
 
-        await send(other, "z", PeerJoined("mac"), OffersChanged((offer("n"),)))
+    await send(other, "z", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
-        assert line.received("a", Dismiss) == [Dismiss(RENAME, replaced=True)]
-        assert peers.workers == ["wire:mac/n"]
-        (run,) = other.received("z", RunJob)
-        assert run.lease == 2
-        await send(line, "a", OffersChanged((offer("o"),)))
-        assert peers.workers == ["wire:mac/n"]
-        other.write("z", "half", " and whole")
-        other.complete("z")
-        await run_pending()
-        assert client.text == "half and whole"
-
-    play(script)
+    assert line.received("a", Dismiss) == [Dismiss(RENAME, replaced=True)]
+    assert peers.workers == ["wire:mac/n"]
+    (run,) = other.received("z", RunJob)
+    assert run.lease == 2
+    await send(line, "a", OffersChanged((offer("o"),)))
+    assert peers.workers == ["wire:mac/n"]
+    other.write("z", "half", " and whole")
+    other.complete("z")
+    await run_pending()
+    assert client.text == "half and whole"
 
 
-def test_peer_without_models_is_replaced_as_well() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac", submits_jobs=True))
-        await send(line, "b", PeerJoined("mac", submits_jobs=True))
+@scripted(play)
+async def test_peer_without_models_is_replaced_as_well(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac", submits_jobs=True))
+    await send(line, "b", PeerJoined("mac", submits_jobs=True))
 
-        assert len(line.received("a", Dismiss)) == 1
-        assert line.received("b", Dismiss) == []
-
-    play(script)
+    assert len(line.received("a", Dismiss)) == 1
+    assert line.received("b", Dismiss) == []
 
 
 async def suspend(peers: PeerCoordinator, name: str, how: Suspension) -> None:
@@ -243,95 +238,93 @@ async def suspend(peers: PeerCoordinator, name: str, how: Suspension) -> None:
     await run_pending()
 
 
-def test_removed_peer_leaves_with_all_its_models_and_may_not_rejoin() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        models = OffersChanged((offer("m"), offer("n")))
-        await send(line, "a", PeerJoined("a/b", cancels=True), models)
-        client = await peers.coordinator.request("n")
-        await send(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
+@scripted(play)
+async def test_removed_peer_leaves_with_all_its_models_and_may_not_rejoin(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    models = OffersChanged((offer("m"), offer("n")))
+    await send(line, "a", PeerJoined("a/b", cancels=True), models)
+    client = await peers.coordinator.request("n")
+    await send(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
-        await suspend(peers, "wire:a%2Fb", Suspension.REMOVED)
+    await suspend(peers, "wire:a%2Fb", Suspension.REMOVED)
 
-        assert peers.workers == ["wire:mac/n"]
-        (dismissal,) = line.received("a", Dismiss)
-        assert dismissal.reason.startswith("removed by an operator")
-        line.complete("b")
-        await run_pending()
-        assert client.outcome is not None
-        await send(line, "a", PeerJoined("a/b"), models)
-        assert line.received("a", Dismiss) == [dismissal, dismissal]
-        assert peers.workers == ["wire:mac/n"]
+    assert peers.workers == ["wire:mac/n"]
+    (dismissal,) = line.received("a", Dismiss)
+    assert dismissal.reason.startswith("removed by an operator")
+    line.complete("b")
+    await run_pending()
+    assert client.outcome is not None
+    await send(line, "a", PeerJoined("a/b"), models)
+    assert line.received("a", Dismiss) == [dismissal, dismissal]
+    assert peers.workers == ["wire:mac/n"]
 
-        await peers.coordinator.hub.process(WorkerResumption("wire:a%2Fb", "al"))
-        await send(line, "a", PeerJoined("a/b"), models)
-        assert peers.workers == ["wire:a%2Fb/m", "wire:a%2Fb/n", "wire:mac/n"]
-
-    play(script)
-
-
-def test_drained_peer_stays_and_may_come_back() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        models = OffersChanged((offer("m"),))
-        await send(line, "a", PeerJoined("mac"), models)
-        client = await peers.coordinator.request("m")
-
-        await suspend(peers, "wire:mac", Suspension.DRAINING)
-        line.complete("a", 0)
-        await run_pending()
-        assert client.outcome is not None
-        await send(line, "a", PeerLeft("reset"))
-        await send(line, "a", PeerJoined("mac"), models)
-
-        assert line.received("a", Dismiss) == []
-        assert peers.workers == ["wire:mac/m"]
-        assert peers.coordinator.hub.pool.is_drained(WorkerId("wire:mac/m"))
-
-    play(script)
+    await peers.coordinator.hub.process(WorkerResumption("wire:a%2Fb", "al"))
+    await send(line, "a", PeerJoined("a/b"), models)
+    assert peers.workers == ["wire:a%2Fb/m", "wire:a%2Fb/n", "wire:mac/n"]
 
 
-def test_one_model_of_a_peer_is_removed_without_its_connection() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
-        )
+@scripted(play)
+async def test_drained_peer_stays_and_may_come_back(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    models = OffersChanged((offer("m"),))
+    await send(line, "a", PeerJoined("mac"), models)
+    client = await peers.coordinator.request("m")
 
-        await suspend(peers, "wire:mac/m", Suspension.REMOVED)
-        waiting = await peers.coordinator.request("m")
-        await peers.coordinator.request("n")
+    await suspend(peers, "wire:mac", Suspension.DRAINING)
+    line.complete("a", 0)
+    await run_pending()
+    assert client.outcome is not None
+    await send(line, "a", PeerLeft("reset"))
+    await send(line, "a", PeerJoined("mac"), models)
 
-        (run,) = line.received("a", RunJob)
-        assert run.work.model == "n"
-        assert not waiting.task.done()
-        assert line.received("a", Dismiss) == []
-        # It is offered again, and still gets nothing.
-        await send(line, "a", OffersChanged((offer("n"),)))
-        await send(line, "a", OffersChanged((offer("m"), offer("n"))))
-        assert len(line.received("a", RunJob)) == 1
-
-    play(script)
+    assert line.received("a", Dismiss) == []
+    assert peers.workers == ["wire:mac/m"]
+    assert peers.coordinator.hub.pool.is_drained(WorkerId("wire:mac/m"))
 
 
-def test_rejoined_peer_is_not_dismissed() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
+@scripted(play)
+async def test_one_model_of_a_peer_is_removed_without_its_connection(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))))
 
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer("n"),)))
+    await suspend(peers, "wire:mac/m", Suspension.REMOVED)
+    waiting = await peers.coordinator.request("m")
+    await peers.coordinator.request("n")
 
-        assert line.received("a", Dismiss) == []
-        assert peers.workers == ["wire:mac/n"]
+    (run,) = line.received("a", RunJob)
+    assert run.work.model == "n"
+    assert not waiting.task.done()
+    assert line.received("a", Dismiss) == []
+    # It is offered again, and still gets nothing.
+    await send(line, "a", OffersChanged((offer("n"),)))
+    await send(line, "a", OffersChanged((offer("m"), offer("n"))))
+    assert len(line.received("a", RunJob)) == 1
 
-    play(script)
+
+@scripted(play)
+async def test_rejoined_peer_is_not_dismissed(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
+
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("n"),)))
+
+    assert line.received("a", Dismiss) == []
+    assert peers.workers == ["wire:mac/n"]
 
 
-def test_one_name_on_two_wires_is_two_peers() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        other = await peers.connect("other")
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        await send(other, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+@scripted(play)
+async def test_one_name_on_two_wires_is_two_peers(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    other = await peers.connect("other")
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+    await send(other, "a", PeerJoined("mac"), OffersChanged((offer(),)))
 
-        assert peers.workers == ["other:mac/m", "wire:mac/m"]
-
-    play(script)
+    assert peers.workers == ["other:mac/m", "wire:mac/m"]
 
 
 @pytest.mark.parametrize("name", ["", "x" * (NAME_MAX + 1)], ids=["none", "long"])
@@ -404,97 +397,95 @@ def test_names_of_peers_cannot_forge_log_lines(
 # Offers.
 
 
-def test_models_follow_the_offers() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
-        )
+@scripted(play)
+async def test_models_follow_the_offers(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))))
 
-        await send(line, "a", OffersChanged((offer("n"), offer("o"))))
+    await send(line, "a", OffersChanged((offer("n"), offer("o"))))
 
-        assert peers.workers == ["wire:mac/n", "wire:mac/o"]
-
-    play(script)
+    assert peers.workers == ["wire:mac/n", "wire:mac/o"]
 
 
-def test_changed_idle_model_rejoins_at_once() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        joined: list[object] = []
-        peers.coordinator.hub.subscribe(joined.extend)
+@scripted(play)
+async def test_changed_idle_model_rejoins_at_once(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+    joined: list[object] = []
+    peers.coordinator.hub.subscribe(joined.extend)
 
-        await send(line, "a", OffersChanged((offer(),)))
-        assert joined == []  # because nothing has changed
-        await send(line, "a", OffersChanged((offer(slots=3),)))
+    await send(line, "a", OffersChanged((offer(),)))
+    assert joined == []  # because nothing has changed
+    await send(line, "a", OffersChanged((offer(slots=3),)))
 
-        (worker,) = peers.coordinator.hub.pool.workers.values()
-        assert worker.offer.slots == 3
-        assert sum(isinstance(each, WorkerJoined) for each in joined) == 1
-
-    play(script)
-
-
-def test_changed_busy_model_rejoins_when_idle() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        client = await peers.coordinator.request()
-
-        await send(line, "a", OffersChanged((offer(slots=3),)))
-        (worker,) = peers.coordinator.hub.pool.workers.values()
-        assert worker.offer.slots == 1
-        line.write("a", "whole")
-        line.complete("a")
-        await run_pending()
-
-        assert client.text == "whole"
-        (worker,) = peers.coordinator.hub.pool.workers.values()
-        assert worker.offer.slots == 3
-
-    play(script)
+    (worker,) = peers.coordinator.hub.pool.workers.values()
+    assert worker.offer.slots == 3
+    assert sum(isinstance(each, WorkerJoined) for each in joined) == 1
 
 
-def test_unloaded_model_finishes_and_drains() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(slots=2),)))
-        first = await peers.coordinator.request()
+@scripted(play)
+async def test_changed_busy_model_rejoins_when_idle(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+    client = await peers.coordinator.request()
 
-        await send(line, "a", OffersChanged(()))
-        second = await peers.coordinator.request()
-        assert len(line.received("a", RunJob)) == 1
-        line.complete("a")
-        await run_pending()
+    await send(line, "a", OffersChanged((offer(slots=3),)))
+    (worker,) = peers.coordinator.hub.pool.workers.values()
+    assert worker.offer.slots == 1
+    line.write("a", "whole")
+    line.complete("a")
+    await run_pending()
 
-        assert first.outcome is not None
-        assert peers.workers == []
-        await send(line, "a", OffersChanged((offer(),)))
-        assert len(line.received("a", RunJob)) == 2
-        line.complete("a")
-        await run_pending()
-        assert second.outcome is not None
-
-    play(script)
+    assert client.text == "whole"
+    (worker,) = peers.coordinator.hub.pool.workers.values()
+    assert worker.offer.slots == 3
 
 
-def test_reloaded_model_stays() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        await peers.coordinator.request()
-        await send(line, "a", OffersChanged(()))
-        await send(line, "a", OffersChanged((offer(),)))
-        await send(line, "a", OffersChanged(()))
-        await send(line, "a", OffersChanged((offer(),)))
+@scripted(play)
+async def test_unloaded_model_finishes_and_drains(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(slots=2),)))
+    first = await peers.coordinator.request()
 
-        line.complete("a")
-        await run_pending()
+    await send(line, "a", OffersChanged(()))
+    second = await peers.coordinator.request()
+    assert len(line.received("a", RunJob)) == 1
+    line.complete("a")
+    await run_pending()
 
-        (worker,) = peers.coordinator.hub.pool.workers.values()
-        assert not worker.draining
-        second = await peers.coordinator.request()
-        line.complete("a")
-        await run_pending()
-        assert second.outcome is not None
+    assert first.outcome is not None
+    assert peers.workers == []
+    await send(line, "a", OffersChanged((offer(),)))
+    assert len(line.received("a", RunJob)) == 2
+    line.complete("a")
+    await run_pending()
+    assert second.outcome is not None
 
-    play(script)
+
+@scripted(play)
+async def test_reloaded_model_stays(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+    await peers.coordinator.request()
+    await send(line, "a", OffersChanged(()))
+    await send(line, "a", OffersChanged((offer(),)))
+    await send(line, "a", OffersChanged(()))
+    await send(line, "a", OffersChanged((offer(),)))
+
+    line.complete("a")
+    await run_pending()
+
+    (worker,) = peers.coordinator.hub.pool.workers.values()
+    assert not worker.draining
+    second = await peers.coordinator.request()
+    line.complete("a")
+    await run_pending()
+    assert second.outcome is not None
 
 
 def test_offers_beyond_the_limits_are_ignored(
@@ -516,178 +507,168 @@ def test_offers_beyond_the_limits_are_ignored(
     assert any("offers=5" in record.getMessage() for record in caplog.records)
 
 
-def test_offer_without_models_has_the_name_of_its_peer() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
-        await send(line, "a", OffersChanged((replace(offer(), models=frozenset()),)))
+@scripted(play)
+async def test_offer_without_models_has_the_name_of_its_peer(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
+    await send(line, "a", OffersChanged((replace(offer(), models=frozenset()),)))
 
-        assert peers.workers == ["wire:mac"]
-
-    play(script)
-
-
-def test_load_of_a_peer_applies_to_all_its_models() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        hot = LoadChanged(WorkerLoad("is too hot"))
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))), hot
-        )
-        client = await peers.coordinator.request("n")
-        await send(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
-
-        assert line.received("a", RunJob) == []
-        conditions = [w.load for w in peers.coordinator.hub.pool.workers.values()]
-        assert conditions == [WorkerLoad("is too hot")] * 3
-
-        await send(line, "a", LoadChanged(WorkerLoad(speed=0.5)))
-        await asyncio.sleep(1.0)
-        assert len(line.received("a", RunJob)) == 1
-        line.complete("a")
-        await run_pending()
-        assert client.outcome is not None
-
-    play(script)
+    assert peers.workers == ["wire:mac"]
 
 
-def test_job_of_one_model_raises_the_cost_of_the_others() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
-        )
-        await send(line, "b", PeerJoined("pc"), OffersChanged((offer("n"),)))
-        await peers.coordinator.request("m")
-        workers = peers.coordinator.hub.pool.workers
+@scripted(play)
+async def test_load_of_a_peer_applies_to_all_its_models(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    hot = LoadChanged(WorkerLoad("is too hot"))
+    await send(
+        line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))), hot
+    )
+    client = await peers.coordinator.request("n")
+    await send(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
 
-        await peers.coordinator.request("n")
+    assert line.received("a", RunJob) == []
+    conditions = [w.load for w in peers.coordinator.hub.pool.workers.values()]
+    assert conditions == [WorkerLoad("is too hot")] * 3
 
-        assert len(line.received("b", RunJob)) == 1
-        queued = {name: each.load.queued for name, each in workers.items()}
-        assert queued == {"wire:mac/m": 0, "wire:mac/n": 1, "wire:pc/n": 0}
-        line.complete("a")
-        await asyncio.sleep(1.0)
-        assert [each.load.queued for each in workers.values()] == [0, 0, 0]
-
-    play(script)
-
-
-def test_busy_peer_gets_a_second_job_if_no_other_is_free() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
-        )
-        await peers.coordinator.request("m")
-        await peers.coordinator.request("n")
-        await peers.coordinator.request("n")
-
-        assert [run.work.model for run in line.received("a", RunJob)] == ["m", "n"]
-
-    play(script)
+    await send(line, "a", LoadChanged(WorkerLoad(speed=0.5)))
+    await asyncio.sleep(1.0)
+    assert len(line.received("a", RunJob)) == 1
+    line.complete("a")
+    await run_pending()
+    assert client.outcome is not None
 
 
-def test_drain_and_health_of_a_peer_apply_to_all_its_models() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n")))
-        )
-        await send(
-            line, "a", HealthReported(MachineHealth(cpu=50.0)), Draining("going home")
-        )
-        await send(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
+@scripted(play)
+async def test_job_of_one_model_raises_the_cost_of_the_others(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))))
+    await send(line, "b", PeerJoined("pc"), OffersChanged((offer("n"),)))
+    await peers.coordinator.request("m")
+    workers = peers.coordinator.hub.pool.workers
 
-        draining = [w.draining for w in peers.coordinator.hub.pool.workers.values()]
-        assert draining == ["going home"] * 3
-        assert peers.coordinator.hub.health[WorkerId("wire:mac/n")].cpu == 50.0
+    await peers.coordinator.request("n")
 
-    play(script)
+    assert len(line.received("b", RunJob)) == 1
+    queued = {name: each.load.queued for name, each in workers.items()}
+    assert queued == {"wire:mac/m": 0, "wire:mac/n": 1, "wire:pc/n": 0}
+    line.complete("a")
+    await asyncio.sleep(1.0)
+    assert [each.load.queued for each in workers.values()] == [0, 0, 0]
+
+
+@scripted(play)
+async def test_busy_peer_gets_a_second_job_if_no_other_is_free(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))))
+    await peers.coordinator.request("m")
+    await peers.coordinator.request("n")
+    await peers.coordinator.request("n")
+
+    assert [run.work.model for run in line.received("a", RunJob)] == ["m", "n"]
+
+
+@scripted(play)
+async def test_drain_and_health_of_a_peer_apply_to_all_its_models(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"), offer("n"))))
+    await send(
+        line, "a", HealthReported(MachineHealth(cpu=50.0)), Draining("going home")
+    )
+    await send(line, "a", OffersChanged((offer("m"), offer("n"), offer("o"))))
+
+    draining = [w.draining for w in peers.coordinator.hub.pool.workers.values()]
+    assert draining == ["going home"] * 3
+    assert peers.coordinator.hub.health[WorkerId("wire:mac/n")].cpu == 50.0
 
 
 # Jobs at peers.
 
 
-def test_takeover_from_a_peer_has_no_gap() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", PeerJoined("mac"), OffersChanged((offer(features=CONTINUES),))
-        )
-        client = await peers.coordinator.request()
-        line.write("a", "one ", "two ")
-        await send(
-            line, "b", PeerJoined("pc"), OffersChanged((offer(features=CONTINUES),))
-        )
+@scripted(play)
+async def test_takeover_from_a_peer_has_no_gap(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(
+        line, "a", PeerJoined("mac"), OffersChanged((offer(features=CONTINUES),))
+    )
+    client = await peers.coordinator.request()
+    line.write("a", "one ", "two ")
+    await send(line, "b", PeerJoined("pc"), OffersChanged((offer(features=CONTINUES),)))
 
-        await send(line, "a", PeerLeft("silent for 30 s"))
-        (run,) = line.received("b", RunJob)
-        assert run.continues == "one two "
-        line.write("b", "three")
-        line.complete("b")
-        await run_pending()
+    await send(line, "a", PeerLeft("silent for 30 s"))
+    (run,) = line.received("b", RunJob)
+    assert run.continues == "one two "
+    line.write("b", "three")
+    line.complete("b")
+    await run_pending()
 
-        assert client.text == "one two three"
-
-    play(script)
+    assert client.text == "one two three"
 
 
-def test_client_disconnect_cancels_the_job_at_the_peer() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(
-            line, "a", PeerJoined("shoal", cancels=True), OffersChanged((offer("m"),))
-        )
-        await send(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
-        one, two = (
-            await peers.coordinator.request("m"),
-            await peers.coordinator.request("n"),
-        )
+@scripted(play)
+async def test_client_disconnect_cancels_the_job_at_the_peer(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(
+        line, "a", PeerJoined("shoal", cancels=True), OffersChanged((offer("m"),))
+    )
+    await send(line, "b", PeerJoined("mac"), OffersChanged((offer("n"),)))
+    one, two = (
+        await peers.coordinator.request("m"),
+        await peers.coordinator.request("n"),
+    )
 
-        await one.disconnect()
-        await two.disconnect()
+    await one.disconnect()
+    await two.disconnect()
 
-        assert len(line.received("a", CancelJob)) == 1
-        assert line.received("b", CancelJob) == []
-        busy = {
-            w.id: len(w.leases) for w in peers.coordinator.hub.pool.workers.values()
-        }
-        assert busy == {"wire:shoal/m": 0, "wire:mac/n": 1}
-        line.complete("b")  # it was not cancelled, so it completes the job
-        line.complete("a")  # it had just completed it
-        await run_pending()
-        assert not any(w.leases for w in peers.coordinator.hub.pool.workers.values())
-
-    play(script)
+    assert len(line.received("a", CancelJob)) == 1
+    assert line.received("b", CancelJob) == []
+    busy = {w.id: len(w.leases) for w in peers.coordinator.hub.pool.workers.values()}
+    assert busy == {"wire:shoal/m": 0, "wire:mac/n": 1}
+    line.complete("b")  # it was not cancelled, so it completes the job
+    line.complete("a")  # it had just completed it
+    await run_pending()
+    assert not any(w.leases for w in peers.coordinator.hub.pool.workers.values())
 
 
-def test_peer_cannot_end_the_job_of_another() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
-        await send(line, "b", PeerJoined("eve"), OffersChanged((offer("n"),)))
-        client = await peers.coordinator.request("m")
-        (run,) = line.received("a", RunJob)
+@scripted(play)
+async def test_peer_cannot_end_the_job_of_another(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer("m"),)))
+    await send(line, "b", PeerJoined("eve"), OffersChanged((offer("n"),)))
+    client = await peers.coordinator.request("m")
+    (run,) = line.received("a", RunJob)
 
-        await send(line, "b", Completed(run.job_id, run.lease))
+    await send(line, "b", Completed(run.job_id, run.lease))
 
-        assert client.outcome is None
-        line.write("a", "right")
-        line.complete("a")
-        await run_pending()
-        assert client.text == "right"
-
-    play(script)
+    assert client.outcome is None
+    line.write("a", "right")
+    line.complete("a")
+    await run_pending()
+    assert client.text == "right"
 
 
-def test_rejected_job_goes_to_another_peer() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        client = await peers.coordinator.request()
-        await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
-        (run,) = line.received("a", RunJob)
+@scripted(play)
+async def test_rejected_job_goes_to_another_peer(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+    client = await peers.coordinator.request()
+    await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
+    (run,) = line.received("a", RunJob)
 
-        await send(line, "a", Rejected(run.job_id, run.lease, "queue_full"))
-        line.write("b", "whole")
-        line.complete("b")
-        await run_pending()
+    await send(line, "a", Rejected(run.job_id, run.lease, "queue_full"))
+    line.write("b", "whole")
+    line.complete("b")
+    await run_pending()
 
-        assert client.text == "whole"
-
-    play(script)
+    assert client.text == "whole"
 
 
 # Tokens.
@@ -761,24 +742,24 @@ def test_peer_is_dismissed_if_its_token_use_cannot_be_stored() -> None:
     virtual.run(scenario())
 
 
-def test_a_peer_offers_later_only_what_its_token_permits() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await token(peers)
-        by = AdmissionGrant("t1", "wire:mac", ("m", "qwen*"))
-        models = tuple(map(LoadableModel, ("qwen3", "llama")))
-        library = Offer(frozenset({JobKind.MODEL}), library=ModelLibrary(models))
+@scripted(play)
+async def test_a_peer_offers_later_only_what_its_token_permits(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await token(peers)
+    by = AdmissionGrant("t1", "wire:mac", ("m", "qwen*"))
+    models = tuple(map(LoadableModel, ("qwen3", "llama")))
+    library = Offer(frozenset({JobKind.MODEL}), library=ModelLibrary(models))
 
-        await send(
-            line,
-            "a",
-            PeerJoined("mac", grant=by),
-            OffersChanged((offer(), offer("gpt"), library)),
-        )
+    await send(
+        line,
+        "a",
+        PeerJoined("mac", grant=by),
+        OffersChanged((offer(), offer("gpt"), library)),
+    )
 
-        assert peers.workers == ["wire:mac/*models", "wire:mac/m"]
-        assert [*peers.coordinator.hub.pool.roster.loadable] == ["qwen3"]
-
-    play(script)
+    assert peers.workers == ["wire:mac/*models", "wire:mac/m"]
+    assert [*peers.coordinator.hub.pool.roster.loadable] == ["qwen3"]
 
 
 @pytest.mark.parametrize(
@@ -808,37 +789,37 @@ def test_only_models_that_can_be_ordered_count(
     play(script)
 
 
-def test_a_name_counts_once_in_a_library_and_its_machine_can_leave() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        others = [replace(QWEN, name=f"m{n}") for n in range(10_000)]
-        library = library_of(QWEN, replace(QWEN, size=1), *others)
-        await send(line, "a", PeerJoined("mac"), OffersChanged((library,)))
-        loadable = peers.coordinator.hub.pool.roster.loadable
+@scripted(play)
+async def test_a_name_counts_once_in_a_library_and_its_machine_can_leave(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    others = [replace(QWEN, name=f"m{n}") for n in range(10_000)]
+    library = library_of(QWEN, replace(QWEN, size=1), *others)
+    await send(line, "a", PeerJoined("mac"), OffersChanged((library,)))
+    loadable = peers.coordinator.hub.pool.roster.loadable
 
-        assert len(loadable) == 256
-        assert [*loadable["qwen3"].values()] == [QWEN]
+    assert len(loadable) == 256
+    assert [*loadable["qwen3"].values()] == [QWEN]
 
-        await send(line, "a", PeerLeft("over"))
+    await send(line, "a", PeerLeft("over"))
 
-        assert not loadable
-
-    play(script)
+    assert not loadable
 
 
-def test_numbers_of_a_library_that_cannot_be_are_unknown() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        odd = ModelLibrary((QWEN,), -5, math.nan, -1, -3)
-        offer = Offer(MODELS, library=odd)
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer,)))
-        pool = peers.coordinator.hub.pool
+@scripted(play)
+async def test_numbers_of_a_library_that_cannot_be_are_unknown(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    odd = ModelLibrary((QWEN,), -5, math.nan, -1, -3)
+    offer = Offer(MODELS, library=odd)
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer,)))
+    pool = peers.coordinator.hub.pool
 
-        (worker,) = pool.workers.values()
-        assert worker.offer.library == ModelLibrary((QWEN,), context=0)
-        version = pool.roster.version
-        await send(line, "a", OffersChanged((offer,)))
-        assert pool.roster.version == version
-
-    play(script)
+    (worker,) = pool.workers.values()
+    assert worker.offer.library == ModelLibrary((QWEN,), context=0)
+    version = pool.roster.version
+    await send(line, "a", OffersChanged((offer,)))
+    assert pool.roster.version == version
 
 
 PART = ModelOrder(
@@ -899,149 +880,147 @@ def test_only_loans_that_can_be_count(
     play(script)
 
 
-def test_other_pools_and_machines_without_a_slot_get_no_orders() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        library = library_of(QWEN)
-        for each in (replace(library, neighbour=True), replace(library, slots=0)):
-            await send(line, "a", PeerJoined("mac"), OffersChanged((each,)))
+@scripted(play)
+async def test_other_pools_and_machines_without_a_slot_get_no_orders(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    library = library_of(QWEN)
+    for each in (replace(library, neighbour=True), replace(library, slots=0)):
+        await send(line, "a", PeerJoined("mac"), OffersChanged((each,)))
 
-            assert peers.workers == []
-
-    play(script)
-
-
-def test_revoked_token_dismisses_its_peers_only() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        made = await token(peers)
-        by = AdmissionGrant("t1", "wire:mac")
-        await send(line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),)))
-        await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
-
-        await peers.admission.revoke(made)
-        await run_pending()
-
-        assert line.received("a", Dismiss) == [Dismiss(REVOKED)]
-        assert peers.workers == ["wire:pc/m"]
-        assert not line.serving.done()
-        await send(line, "c", PeerJoined("late", grant=by), OffersChanged((offer(),)))
-        assert line.received("c", Dismiss) == [Dismiss(REVOKED)]
-        assert peers.workers == ["wire:pc/m"]
-
-    play(script)
-
-
-def test_leaving_peer_releases_its_token() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        made = await token(peers)
-        by = AdmissionGrant("t1", "wire:mac")
-        await send(line, "a", PeerJoined("mac", grant=by))
-        assert peers.admission.count_connected(made) == 1
-
-        await send(line, "a", PeerLeft("bye"))
-
-        assert peers.admission.count_connected(made) == 0
-
-    play(script)
-
-
-def test_peer_that_sends_before_admission_is_dismissed() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await token(peers)
-        by = AdmissionGrant("t1", "wire:mac")
-
-        line.emit(
-            "a", PeerJoined("mac", grant=by), *[requested_chat()] * (PENDING_MAX + 1)
-        )
-        line.emit("a", OffersChanged((offer(),)))
-        await run_pending()
-
-        (dismiss,) = line.received("a", Dismiss)
-        assert dismiss.reason.startswith(f"sent more than {PENDING_MAX}")
         assert peers.workers == []
 
-    play(script)
+
+@scripted(play)
+async def test_revoked_token_dismisses_its_peers_only(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    made = await token(peers)
+    by = AdmissionGrant("t1", "wire:mac")
+    await send(line, "a", PeerJoined("mac", grant=by), OffersChanged((offer(),)))
+    await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
+
+    await peers.admission.revoke(made)
+    await run_pending()
+
+    assert line.received("a", Dismiss) == [Dismiss(REVOKED)]
+    assert peers.workers == ["wire:pc/m"]
+    assert not line.serving.done()
+    await send(line, "c", PeerJoined("late", grant=by), OffersChanged((offer(),)))
+    assert line.received("c", Dismiss) == [Dismiss(REVOKED)]
+    assert peers.workers == ["wire:pc/m"]
+
+
+@scripted(play)
+async def test_leaving_peer_releases_its_token(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    made = await token(peers)
+    by = AdmissionGrant("t1", "wire:mac")
+    await send(line, "a", PeerJoined("mac", grant=by))
+    assert peers.admission.count_connected(made) == 1
+
+    await send(line, "a", PeerLeft("bye"))
+
+    assert peers.admission.count_connected(made) == 0
+
+
+@scripted(play)
+async def test_peer_that_sends_before_admission_is_dismissed(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await token(peers)
+    by = AdmissionGrant("t1", "wire:mac")
+
+    line.emit("a", PeerJoined("mac", grant=by), *[requested_chat()] * (PENDING_MAX + 1))
+    line.emit("a", OffersChanged((offer(),)))
+    await run_pending()
+
+    (dismiss,) = line.received("a", Dismiss)
+    assert dismiss.reason.startswith(f"sent more than {PENDING_MAX}")
+    assert peers.workers == []
 
 
 # Messages about the local pool.
 
 
-def test_peers_receive_the_offers_of_local_workers() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        assert line.received(ALL_PEERS, OffersChanged) == [OffersChanged(())]
-        await peers.coordinator.join("w", "own", slots=2)
-        await send(
-            line,
-            "a",
-            PeerJoined("pool"),
-            OffersChanged((offer("far", neighbour=True),)),
-        )
-        await asyncio.sleep(ANNOUNCE_INTERVAL)
+@scripted(play)
+async def test_peers_receive_the_offers_of_local_workers(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    assert line.received(ALL_PEERS, OffersChanged) == [OffersChanged(())]
+    await peers.coordinator.join("w", "own", slots=2)
+    await send(
+        line,
+        "a",
+        PeerJoined("pool"),
+        OffersChanged((offer("far", neighbour=True),)),
+    )
+    await asyncio.sleep(ANNOUNCE_INTERVAL)
 
-        told = line.received(ALL_PEERS, OffersChanged)[-1].offers
-        assert [each.models for each in told] == [{"own"}]
-        assert told[0].slots == 2
-        late = await peers.connect()
-        assert late.received(ALL_PEERS, OffersChanged) == [OffersChanged(told)]
-
-    play(script)
-
-
-def test_models_of_a_connection_are_offered_on_all_others_only() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        other = await peers.connect()
-        await peers.coordinator.join("w", "own")
-        mac = PeerJoined("mac", submits_jobs=True)
-        await send(line, "a", mac, OffersChanged((offer("m"), offer("own"))))
-        await send(other, "b", PeerJoined("gateway", submits_jobs=True))
-        await asyncio.sleep(ANNOUNCE_INTERVAL)
-
-        assert offered(line) == {"own": 1}
-        assert offered(other) == {"m": 1, "own": 2}
-        late = await peers.connect()
-        await send(late, "c", PeerJoined("late", submits_jobs=True))
-        assert offered(late) == {"m": 1, "own": 2}
-
-    play(script)
+    told = line.received(ALL_PEERS, OffersChanged)[-1].offers
+    assert [each.models for each in told] == [{"own"}]
+    assert told[0].slots == 2
+    late = await peers.connect()
+    assert late.received(ALL_PEERS, OffersChanged) == [OffersChanged(told)]
 
 
-def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("gateway", submits_jobs=True))
-        ours = PeerJoined("ours", exclusive=True)
-        await send(line, "b", ours, OffersChanged((offer("m"),)))
-        await asyncio.sleep(ANNOUNCE_INTERVAL)
+@scripted(play)
+async def test_models_of_a_connection_are_offered_on_all_others_only(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    other = await peers.connect()
+    await peers.coordinator.join("w", "own")
+    mac = PeerJoined("mac", submits_jobs=True)
+    await send(line, "a", mac, OffersChanged((offer("m"), offer("own"))))
+    await send(other, "b", PeerJoined("gateway", submits_jobs=True))
+    await asyncio.sleep(ANNOUNCE_INTERVAL)
 
-        assert offered(line) == {"m": 1}
-
-    play(script)
-
-
-def test_a_peer_that_reconnects_is_not_shown_its_models() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        mac = PeerJoined("mac", submits_jobs=True)
-        await send(line, "a", mac, OffersChanged((offer("m"),)))
-
-        newer = await peers.connect()
-        await send(newer, "a", mac, OffersChanged((offer("m"),)))
-        await asyncio.sleep(ANNOUNCE_INTERVAL)
-
-        assert offered(newer) == {}
-        assert offered(line) == {"m": 1}
-
-    play(script)
+    assert offered(line) == {"own": 1}
+    assert offered(other) == {"m": 1, "own": 2}
+    late = await peers.connect()
+    await send(late, "c", PeerJoined("late", submits_jobs=True))
+    assert offered(late) == {"m": 1, "own": 2}
 
 
-def test_slots_of_a_peer_do_not_make_the_pool_look_free_to_it() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await peers.coordinator.join("w", "own")
-        mac = PeerJoined("mac", submits_jobs=True)
-        await send(line, "a", mac, OffersChanged((offer("m"),)))
-        await peers.coordinator.request("own")
-        await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+@scripted(play)
+async def test_a_worker_of_this_pool_alone_is_offered_on_its_own_connection(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("gateway", submits_jobs=True))
+    ours = PeerJoined("ours", exclusive=True)
+    await send(line, "b", ours, OffersChanged((offer("m"),)))
+    await asyncio.sleep(ANNOUNCE_INTERVAL)
 
-        assert line.received(ALL_PEERS, LoadChanged)[-1].load.full
+    assert offered(line) == {"m": 1}
 
-    play(script)
+
+@scripted(play)
+async def test_a_peer_that_reconnects_is_not_shown_its_models(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    mac = PeerJoined("mac", submits_jobs=True)
+    await send(line, "a", mac, OffersChanged((offer("m"),)))
+
+    newer = await peers.connect()
+    await send(newer, "a", mac, OffersChanged((offer("m"),)))
+    await asyncio.sleep(ANNOUNCE_INTERVAL)
+
+    assert offered(newer) == {}
+    assert offered(line) == {"m": 1}
+
+
+@scripted(play)
+async def test_slots_of_a_peer_do_not_make_the_pool_look_free_to_it(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await peers.coordinator.join("w", "own")
+    mac = PeerJoined("mac", submits_jobs=True)
+    await send(line, "a", mac, OffersChanged((offer("m"),)))
+    await peers.coordinator.request("own")
+    await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+
+    assert line.received(ALL_PEERS, LoadChanged)[-1].load.full
 
 
 def offered(line: ScriptedConnection) -> dict[str, int]:
@@ -1050,90 +1029,90 @@ def offered(line: ScriptedConnection) -> dict[str, int]:
     return {name: each.slots for each in offers for name in each.models}
 
 
-def test_load_is_sent_at_most_once_a_second() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        member = await peers.coordinator.join("w", "own", slots=20)
-        await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
-        before = len(line.received(ALL_PEERS, LoadChanged))
+@scripted(play)
+async def test_load_is_sent_at_most_once_a_second(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    member = await peers.coordinator.join("w", "own", slots=20)
+    await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+    before = len(line.received(ALL_PEERS, LoadChanged))
 
-        for _ in range(5):
-            await peers.coordinator.request("own")
-        await asyncio.sleep(ANNOUNCE_INTERVAL)
+    for _ in range(5):
+        await peers.coordinator.request("own")
+    await asyncio.sleep(ANNOUNCE_INTERVAL)
 
-        told = line.received(ALL_PEERS, LoadChanged)[before:]
-        assert len(told) <= 3
-        assert told[-1] == LoadChanged(WorkerLoad(queued=5))
-        for _ in range(15):
-            await peers.coordinator.request("own")
-        await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
-        full = LoadChanged(WorkerLoad(queued=20, full=True))
-        assert line.received(ALL_PEERS, LoadChanged)[-1] == full
-        for run in range(20):
-            member.complete(run)
-        await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
-        assert line.received(ALL_PEERS, LoadChanged)[-1] == LoadChanged(WorkerLoad())
-
-    play(script)
-
-
-def test_peers_learn_of_a_drain() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        peers.connections.drain("stopping")
-        late = await peers.connect()
-
-        assert line.received(ALL_PEERS, Draining) == [Draining("stopping")]
-        assert late.received(ALL_PEERS, Draining) == [Draining("stopping")]
-
-    play(script)
+    told = line.received(ALL_PEERS, LoadChanged)[before:]
+    assert len(told) <= 3
+    assert told[-1] == LoadChanged(WorkerLoad(queued=5))
+    for _ in range(15):
+        await peers.coordinator.request("own")
+    await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+    full = LoadChanged(WorkerLoad(queued=20, full=True))
+    assert line.received(ALL_PEERS, LoadChanged)[-1] == full
+    for run in range(20):
+        member.complete(run)
+    await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+    assert line.received(ALL_PEERS, LoadChanged)[-1] == LoadChanged(WorkerLoad())
 
 
-def test_stop_closes_connections_without_dismissals() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
-        other = await peers.connect()
+@scripted(play)
+async def test_peers_learn_of_a_drain(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    peers.connections.drain("stopping")
+    late = await peers.connect()
 
-        peers.coordinator.hub.disconnect_all("stopping")
-        peers.connections.disconnect_all("stopping")
-        ends = await asyncio.gather(line.serving, other.serving)
-
-        assert [end.code for end in ends] == [
-            CloseCode.GOING_AWAY,
-            CloseCode.GOING_AWAY,
-        ]
-        assert line.received("a", Dismiss) == []
-
-    play(script)
+    assert line.received(ALL_PEERS, Draining) == [Draining("stopping")]
+    assert late.received(ALL_PEERS, Draining) == [Draining("stopping")]
 
 
-def test_readers_of_a_connection_can_be_queried() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        met = PeerJoined("mac/1", protection=Protection.NOISE)
-        await send(line, "a", met, OffersChanged((offer(),)))
-        await peers.coordinator.join("w")
+@scripted(play)
+async def test_stop_closes_connections_without_dismissals(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)))
+    other = await peers.connect()
 
-        via = {
-            each.id: peers.coordinator.hub.peer_route_of(each.id)
-            for each in peers.coordinator.hub.pool.workers.values()
-        }
+    peers.coordinator.hub.disconnect_all("stopping")
+    peers.connections.disconnect_all("stopping")
+    ends = await asyncio.gather(line.serving, other.serving)
 
-        assert via == {
-            "wire:mac%2F1/m": PeerRoute("mac/1", Protection.NOISE),
-            "wire:w": None,
-        }
+    assert [end.code for end in ends] == [
+        CloseCode.GOING_AWAY,
+        CloseCode.GOING_AWAY,
+    ]
+    assert line.received("a", Dismiss) == []
 
-    play(script)
+
+@scripted(play)
+async def test_readers_of_a_connection_can_be_queried(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    met = PeerJoined("mac/1", protection=Protection.NOISE)
+    await send(line, "a", met, OffersChanged((offer(),)))
+    await peers.coordinator.join("w")
+
+    via = {
+        each.id: peers.coordinator.hub.peer_route_of(each.id)
+        for each in peers.coordinator.hub.pool.workers.values()
+    }
+
+    assert via == {
+        "wire:mac%2F1/m": PeerRoute("mac/1", Protection.NOISE),
+        "wire:w": None,
+    }
 
 
 # Shared models.
 
 
-def test_models_are_not_shared_by_default() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
+@scripted(play)
+async def test_models_are_not_shared_by_default(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
 
-        assert line.received("a", ModelAnswer) == [ModelAnswer("m", available=False)]
-
-    play(script)
+    assert line.received("a", ModelAnswer) == [ModelAnswer("m", available=False)]
 
 
 class Library:
@@ -1219,22 +1198,22 @@ def test_model_messages_go_to_the_model_sharing() -> None:
     virtual.run(scenario())
 
 
-def test_history_of_a_job_names_unfit_workers() -> None:
-    async def script(peers: PeerCoordinator, line: ScriptedConnection) -> None:
-        hot = LoadChanged(WorkerLoad("is too hot"))
-        await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)), hot)
-        await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
-        client = await peers.coordinator.request()
-        assert client.accepted
+@scripted(play)
+async def test_history_of_a_job_names_unfit_workers(
+    peers: PeerCoordinator, line: ScriptedConnection
+) -> None:
+    hot = LoadChanged(WorkerLoad("is too hot"))
+    await send(line, "a", PeerJoined("mac"), OffersChanged((offer(),)), hot)
+    await send(line, "b", PeerJoined("pc"), OffersChanged((offer(),)))
+    client = await peers.coordinator.request()
+    assert client.accepted
 
-        story = await peers.coordinator.history(client.job_id)
+    story = await peers.coordinator.history(client.job_id)
 
-        (leased,) = [fact for fact in story if isinstance(fact, JobLeased)]
-        assert [(g.reason, g.workers) for g in leased.passed_over] == [
-            ("is too hot", ("wire:mac/m",))
-        ]
-
-    play(script)
+    (leased,) = [fact for fact in story if isinstance(fact, JobLeased)]
+    assert [(g.reason, g.workers) for g in leased.passed_over] == [
+        ("is too hot", ("wire:mac/m",))
+    ]
 
 
 def test_connection_without_peers_is_not_logged(

@@ -60,6 +60,7 @@ from shoal.peers.inbound_jobs import (
 )
 from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft
 from simulation import virtual
+from simulation.virtual import scripted
 
 ONE = LeaseNumber(1)
 OWN_SLOTS = 100
@@ -98,41 +99,37 @@ def ends_of(line: ScriptedConnection) -> list[Event]:
     return [end for kind in kinds for end in line.received("a", kind)]
 
 
-def test_answer_is_streamed_to_a_peer_under_its_job_id() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        await send(line, requested_chat("theirs"))
-        own.write("one ", "two")
-        await run_pending()
-        assert line.received("a", AnswerChunk) == [
-            AnswerChunk(JobId("theirs"), ONE, ["one ", "two"])
-        ]
+@scripted(play)
+async def test_answer_is_streamed_to_a_peer_under_its_job_id(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    await send(line, requested_chat("theirs"))
+    own.write("one ", "two")
+    await run_pending()
+    assert line.received("a", AnswerChunk) == [
+        AnswerChunk(JobId("theirs"), ONE, ["one ", "two"])
+    ]
 
-        own.complete()
-        await run_pending()
+    own.complete()
+    await run_pending()
 
-        assert ends_of(line) == [Completed(JobId("theirs"), ONE)]
-
-    play(script)
+    assert ends_of(line) == [Completed(JobId("theirs"), ONE)]
 
 
-def test_a_peer_cannot_order_what_the_pools_machines_load() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        machine = ScriptedMachine(peers.coordinator.hub, "anna", QWEN)
-        await run_pending()
-        order = ModelOrder(ModelAction.LOAD, QWEN.name, "wire:anna/*models")
+@scripted(play)
+async def test_a_peer_cannot_order_what_the_pools_machines_load(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    machine = ScriptedMachine(peers.coordinator.hub, "anna", QWEN)
+    await run_pending()
+    order = ModelOrder(ModelAction.LOAD, QWEN.name, "wire:anna/*models")
 
-        await send(line, RunJob(JobId("theirs"), ONE, order))
+    await send(line, RunJob(JobId("theirs"), ONE, order))
 
-        (end,) = ends_of(line)
-        assert isinstance(end, Rejected)
-        assert "own coordinator" in end.reason
-        assert not machine.runs
-
-    play(script)
+    (end,) = ends_of(line)
+    assert isinstance(end, Rejected)
+    assert "own coordinator" in end.reason
+    assert not machine.runs
 
 
 def test_job_of_a_peer_has_its_owner_price_and_limits() -> None:
@@ -154,61 +151,53 @@ def test_job_of_a_peer_has_its_owner_price_and_limits() -> None:
     play(script, policy=PeerJobPolicy(prices=PRICES))
 
 
-def test_job_of_a_peer_has_what_remains_of_its_limit_there() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        facts: list[object] = []
-        peers.coordinator.hub.subscribe(facts.extend)
+@scripted(play)
+async def test_job_of_a_peer_has_what_remains_of_its_limit_there(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    facts: list[object] = []
+    peers.coordinator.hub.subscribe(facts.extend)
 
-        await send(line, structs.replace(requested_chat(), remaining=7.0))
+    await send(line, structs.replace(requested_chat(), remaining=7.0))
 
-        (job,) = [fact.job for fact in facts if isinstance(fact, JobSubmitted)]
-        assert job.limits == structs.replace(DEFAULT_POLICY.limits, total=7.0)
-        assert [run.remaining for run in own.runs] == [7.0]
-
-    play(script)
+    (job,) = [fact.job for fact in facts if isinstance(fact, JobSubmitted)]
+    assert job.limits == structs.replace(DEFAULT_POLICY.limits, total=7.0)
+    assert [run.remaining for run in own.runs] == [7.0]
 
 
-def test_job_without_a_model_runs_anywhere() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        await send(line, requested_chat(model=""))
+@scripted(play)
+async def test_job_without_a_model_runs_anywhere(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    await send(line, requested_chat(model=""))
 
-        assert [run.work.model for run in own.runs] == ["*"]
-
-    play(script)
+    assert [run.work.model for run in own.runs] == ["*"]
 
 
-def test_owner_of_a_peers_jobs_is_a_separate_account() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        line.emit("b", PeerJoined("default/user", submits_jobs=True), requested_chat())
-        await run_pending()
+@scripted(play)
+async def test_owner_of_a_peers_jobs_is_a_separate_account(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    line.emit("b", PeerJoined("default/user", submits_jobs=True), requested_chat())
+    await run_pending()
 
-        (job,) = peers.coordinator.hub.pool.jobs.values()
-        assert job.job.owner == "wire:default%2Fuser"
-
-    play(script)
+    (job,) = peers.coordinator.hub.pool.jobs.values()
+    assert job.job.owner == "wire:default%2Fuser"
 
 
-def test_cancellation_by_a_peer_frees_the_worker() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        await send(line, requested_chat("x"), requested_chat("y"))
+@scripted(play)
+async def test_cancellation_by_a_peer_frees_the_worker(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    await send(line, requested_chat("x"), requested_chat("y"))
 
-        await send(line, CancelJob(JobId("x"), ONE), CancelJob(JobId("?"), ONE))
+    await send(line, CancelJob(JobId("x"), ONE), CancelJob(JobId("?"), ONE))
 
-        assert len(own.cancelled) == 1
-        assert len(peers.coordinator.hub.pool.jobs) == 1
-        assert ends_of(line) == []
-        await send(line, requested_chat("x"))  # the id is free again
-        assert len(peers.coordinator.hub.pool.jobs) == 2
-
-    play(script)
+    assert len(own.cancelled) == 1
+    assert len(peers.coordinator.hub.pool.jobs) == 1
+    assert ends_of(line) == []
+    await send(line, requested_chat("x"))  # the id is free again
+    assert len(peers.coordinator.hub.pool.jobs) == 2
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "replaced"])
@@ -233,52 +222,44 @@ def test_disconnected_peer_leaves_no_jobs(how: str) -> None:
     play(script)
 
 
-def test_duplicate_job_runs_once() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        await send(line, requested_chat("x"), requested_chat("x"))
-        own.complete()
-        await run_pending()
+@scripted(play)
+async def test_duplicate_job_runs_once(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    await send(line, requested_chat("x"), requested_chat("x"))
+    own.complete()
+    await run_pending()
 
-        assert len(own.runs) == 1
-        assert len(ends_of(line)) == 1
-
-    play(script)
+    assert len(own.runs) == 1
+    assert len(ends_of(line)) == 1
 
 
-def test_unauthorized_peer_is_rejected_with_a_hint() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        line.emit("b", PeerJoined("worker"), requested_chat())
-        await run_pending()
+@scripted(play)
+async def test_unauthorized_peer_is_rejected_with_a_hint(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    line.emit("b", PeerJoined("worker"), requested_chat())
+    await run_pending()
 
-        (rejected,) = line.received("b", Rejected)
-        assert "passcode" in rejected.reason
-        assert own.runs == []
-
-    play(script)
+    (rejected,) = line.received("b", Rejected)
+    assert "passcode" in rejected.reason
+    assert own.runs == []
 
 
-def test_a_job_of_a_peer_never_runs_on_that_peer() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        line.emit("a", OffersChanged((offer("m"), offer("theirs"))))
-        await run_pending()
+@scripted(play)
+async def test_a_job_of_a_peer_never_runs_on_that_peer(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    line.emit("a", OffersChanged((offer("m"), offer("theirs"))))
+    await run_pending()
 
-        await send(
-            line, *(requested_chat(f"job {number}") for number in range(OWN_SLOTS))
-        )
-        await send(line, requested_chat("circle", "theirs"))
+    await send(line, *(requested_chat(f"job {number}") for number in range(OWN_SLOTS)))
+    await send(line, requested_chat("circle", "theirs"))
 
-        assert line.received("a", RunJob) == []
-        (rejected,) = line.received("a", Rejected)
-        assert rejected.job_id == "circle"
-        assert "only the peer that requests theirs has it" in rejected.reason
-
-    play(script)
+    assert line.received("a", RunJob) == []
+    (rejected,) = line.received("a", Rejected)
+    assert rejected.job_id == "circle"
+    assert "only the peer that requests theirs has it" in rejected.reason
 
 
 def test_a_rejected_job_is_freed_at_once() -> None:
@@ -303,37 +284,33 @@ def test_a_rejected_job_is_freed_at_once() -> None:
     play(script)
 
 
-def test_started_answer_is_rejected() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        await send(line, requested_chat(continues="once upon"))
+@scripted(play)
+async def test_started_answer_is_rejected(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    await send(line, requested_chat(continues="once upon"))
 
-        (rejected,) = line.received("a", Rejected)
-        assert "another pool began" in rejected.reason
-
-    play(script)
+    (rejected,) = line.received("a", Rejected)
+    assert "another pool began" in rejected.reason
 
 
-def test_peer_has_as_many_jobs_open_as_there_are_slots_and_no_more() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        assert OWN_SLOTS > JOBS_MAX
-        await send(
-            line, *(requested_chat(f"job {number}") for number in range(OWN_SLOTS + 1))
-        )
+@scripted(play)
+async def test_peer_has_as_many_jobs_open_as_there_are_slots_and_no_more(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    assert OWN_SLOTS > JOBS_MAX
+    await send(
+        line, *(requested_chat(f"job {number}") for number in range(OWN_SLOTS + 1))
+    )
 
-        assert len(own.runs) == OWN_SLOTS
-        (rejected,) = line.received("a", Rejected)
-        assert rejected.job_id == f"job {OWN_SLOTS}"
-        assert str(OWN_SLOTS) in rejected.reason
-        own.complete()
-        await run_pending()
-        await send(line, requested_chat("another"))
-        assert len(line.received("a", Rejected)) == 1
-
-    play(script)
+    assert len(own.runs) == OWN_SLOTS
+    (rejected,) = line.received("a", Rejected)
+    assert rejected.job_id == f"job {OWN_SLOTS}"
+    assert str(OWN_SLOTS) in rejected.reason
+    own.complete()
+    await run_pending()
+    await send(line, requested_chat("another"))
+    assert len(line.received("a", Rejected)) == 1
 
 
 def test_full_queue_is_reported() -> None:
@@ -350,38 +327,30 @@ def test_full_queue_is_reported() -> None:
     play(script, queue_max=1)
 
 
-def test_model_of_other_pools_is_rejected_at_once() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        line.emit(
-            "b", PeerJoined("pool"), OffersChanged((offer("far", neighbour=True),))
-        )
-        await run_pending()
+@scripted(play)
+async def test_model_of_other_pools_is_rejected_at_once(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    line.emit("b", PeerJoined("pool"), OffersChanged((offer("far", neighbour=True),)))
+    await run_pending()
 
-        await send(line, requested_chat("x", "far"))
+    await send(line, requested_chat("x", "far"))
 
-        (rejected,) = line.received("a", Rejected)
-        assert "only other pools have far" in rejected.reason
-        assert line.received("b", RunJob) == []
-
-    play(script)
+    (rejected,) = line.received("a", Rejected)
+    assert "only other pools have far" in rejected.reason
+    assert line.received("b", RunJob) == []
 
 
-def test_failure_of_a_worker_is_forwarded() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        await send(line, requested_chat())
-        (run,) = own.runs
-        own.emit(Failed(run.job_id, run.lease, "too long", Fault.CONTEXT))
-        await run_pending()
+@scripted(play)
+async def test_failure_of_a_worker_is_forwarded(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    await send(line, requested_chat())
+    (run,) = own.runs
+    own.emit(Failed(run.job_id, run.lease, "too long", Fault.CONTEXT))
+    await run_pending()
 
-        assert ends_of(line) == [
-            Failed(JobId("theirs"), ONE, "too long", Fault.CONTEXT)
-        ]
-
-    play(script)
+    assert ends_of(line) == [Failed(JobId("theirs"), ONE, "too long", Fault.CONTEXT)]
 
 
 @pytest.mark.parametrize(
@@ -413,50 +382,44 @@ def test_recoverable_failure_is_a_rejection(
         assert end == Failed(JobId("x"), ONE, "x", kind)
 
 
-def test_slow_peer_loses_only_its_own_job() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        await send(line, requested_chat("x"))
-        line.link.writable.clear()
-        client = await peers.coordinator.request()
-        piece = "x" * (256 << 10)
+@scripted(play)
+async def test_slow_peer_loses_only_its_own_job(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    await send(line, requested_chat("x"))
+    line.link.writable.clear()
+    client = await peers.coordinator.request()
+    piece = "x" * (256 << 10)
 
-        for _ in range(40):
-            own.write(piece, run=0)
-            own.write("y", run=1)
-            await asyncio.sleep(SLOW_SECONDS / 20)
-        own.complete(run=1)
-        line.link.writable.set()
-        await run_pending()
+    for _ in range(40):
+        own.write(piece, run=0)
+        own.write("y", run=1)
+        await asyncio.sleep(SLOW_SECONDS / 20)
+    own.complete(run=1)
+    line.link.writable.set()
+    await run_pending()
 
-        assert client.text == "y" * 40
-        (failed,) = line.received("a", Failed)
-        assert "reads too slowly" in failed.error
-        assert len(own.cancelled) == 1
-
-    play(script)
+    assert client.text == "y" * 40
+    (failed,) = line.received("a", Failed)
+    assert "reads too slowly" in failed.error
+    assert len(own.cancelled) == 1
 
 
-def test_tasks_run_for_peers() -> None:
-    async def script(
-        peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
-    ) -> None:
-        doer = await peers.coordinator.join(
-            "doer", "t", kinds=frozenset({JobKind.TASK})
-        )
-        task = structs.replace(
-            requested_chat("x"), work=Task("classify", {"input": "text"})
-        )
+@scripted(play)
+async def test_tasks_run_for_peers(
+    peers: PeerCoordinator, line: ScriptedConnection, own: ScriptedWorker
+) -> None:
+    doer = await peers.coordinator.join("doer", "t", kinds=frozenset({JobKind.TASK}))
+    task = structs.replace(
+        requested_chat("x"), work=Task("classify", {"input": "text"})
+    )
 
-        await send(line, task)
-        doer.write('{"label":"a"}')
-        doer.complete()
-        await run_pending()
+    await send(line, task)
+    doer.write('{"label":"a"}')
+    doer.complete()
+    await run_pending()
 
-        assert line.received("a", AnswerChunk)[0].pieces == ['{"label":"a"}']
-
-    play(script)
+    assert line.received("a", AnswerChunk)[0].pieces == ['{"label":"a"}']
 
 
 def test_policy_limits_apply() -> None:

@@ -23,6 +23,7 @@ from shoal.protocols.seam.sole_worker import SoleWorkerSession
 from shoal.transports.driver import ConnectionEnd
 from shoal.transports.link import LinkClosed
 from simulation import virtual
+from simulation.virtual import scripted
 from transports.memory_links import MemoryLink, ScriptedSession, silent
 
 NAME = "w/a 100% name"
@@ -78,23 +79,21 @@ def recorded(peers: PeerCoordinator) -> list[Fact]:
     return facts
 
 
-def test_worker_is_in_the_pool_while_connected() -> None:
-    async def script(peers: PeerCoordinator) -> None:
-        link = MemoryLink()
-        serving = connect(peers, link)
-        await run_pending()
-        assert peers.workers == [WORKER]
-        assert peers.coordinator.hub.peer_route_of(WORKER) is None
-        await peers.coordinator.request()
-        assert link.sent == [RunJob.__name__]
+@scripted(play)
+async def test_worker_is_in_the_pool_while_connected(peers: PeerCoordinator) -> None:
+    link = MemoryLink()
+    serving = connect(peers, link)
+    await run_pending()
+    assert peers.workers == [WORKER]
+    assert peers.coordinator.hub.peer_route_of(WORKER) is None
+    await peers.coordinator.request()
+    assert link.sent == [RunJob.__name__]
 
-        link.cut(LinkClosed("closed by peer: 1000", 1000))
-        await serving
-        await run_pending()
+    link.cut(LinkClosed("closed by peer: 1000", 1000))
+    await serving
+    await run_pending()
 
-        assert not peers.workers
-
-    play(script)
+    assert not peers.workers
 
 
 def test_bug_in_a_session_ends_its_connection_and_no_other(
@@ -122,68 +121,68 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
     assert said == ["connected", "broken", "disconnected"]
 
 
-def test_newer_connection_of_a_worker_replaces_the_older() -> None:
-    async def script(peers: PeerCoordinator) -> None:
-        older, newer, facts = MemoryLink(), MemoryLink(), recorded(peers)
-        connect(peers, older)
-        await run_pending()
+@scripted(play)
+async def test_newer_connection_of_a_worker_replaces_the_older(
+    peers: PeerCoordinator,
+) -> None:
+    older, newer, facts = MemoryLink(), MemoryLink(), recorded(peers)
+    connect(peers, older)
+    await run_pending()
 
-        connect(peers, newer)
-        await run_pending()
-        await peers.coordinator.request()
+    connect(peers, newer)
+    await run_pending()
+    await peers.coordinator.request()
 
-        assert older.sent == [f"Dismiss {REPLACED}"]
-        assert newer.sent == [RunJob.__name__]
-        assert WorkerLeft(WORKER, REPLACED) in facts
-
-    play(script)
-
-
-def test_removed_worker_is_refused_until_it_is_resumed() -> None:
-    async def script(peers: PeerCoordinator) -> None:
-        hub, facts = peers.coordinator.hub, recorded(peers)
-        await hub.process(WorkerSuspension("wire:w", Suspension.REMOVED, "al"))
-        facts.clear()
-        refused, admitted = MemoryLink(), MemoryLink()
-
-        connect(peers, refused)
-        await run_pending()
-
-        assert refused.sent == [
-            "Dismiss removed by an operator; `shoal nodes resume wire:w` at the "
-            "coordinator admits it again"
-        ]
-        assert facts == []  # some workers come back every few seconds
-        assert peers.workers == []
-        await hub.process(WorkerResumption("wire:w", "al"))
-        connect(peers, admitted)
-        await run_pending()
-        assert peers.workers == [WORKER]
-
-    play(script)
+    assert older.sent == [f"Dismiss {REPLACED}"]
+    assert newer.sent == [RunJob.__name__]
+    assert WorkerLeft(WORKER, REPLACED) in facts
 
 
-def test_result_of_a_lease_of_an_earlier_connection_is_recorded() -> None:
-    async def script(peers: PeerCoordinator) -> None:
-        facts = recorded(peers)
-        late: list[object] = []
-        connect(peers, MemoryLink())
-        await run_pending()
-        client = await peers.coordinator.request()
-        newer = MemoryLink()
-        connect(peers, newer, lambda data: late)
-        await run_pending()
-        first, second = [each for each in facts if isinstance(each, JobLeased)]
+@scripted(play)
+async def test_removed_worker_is_refused_until_it_is_resumed(
+    peers: PeerCoordinator,
+) -> None:
+    hub, facts = peers.coordinator.hub, recorded(peers)
+    await hub.process(WorkerSuspension("wire:w", Suspension.REMOVED, "al"))
+    facts.clear()
+    refused, admitted = MemoryLink(), MemoryLink()
 
-        late.append(Completed(first.job_id, first.lease))
-        newer.deliver("late")
-        await run_pending()
+    connect(peers, refused)
+    await run_pending()
 
-        assert LateResult(first.job_id, first.lease, WORKER, "completed") in facts
-        assert second.lease != first.lease
-        assert not client.task.done()
+    assert refused.sent == [
+        "Dismiss removed by an operator; `shoal nodes resume wire:w` at the "
+        "coordinator admits it again"
+    ]
+    assert facts == []  # some workers come back every few seconds
+    assert peers.workers == []
+    await hub.process(WorkerResumption("wire:w", "al"))
+    connect(peers, admitted)
+    await run_pending()
+    assert peers.workers == [WORKER]
 
-    play(script)
+
+@scripted(play)
+async def test_result_of_a_lease_of_an_earlier_connection_is_recorded(
+    peers: PeerCoordinator,
+) -> None:
+    facts = recorded(peers)
+    late: list[object] = []
+    connect(peers, MemoryLink())
+    await run_pending()
+    client = await peers.coordinator.request()
+    newer = MemoryLink()
+    connect(peers, newer, lambda data: late)
+    await run_pending()
+    first, second = [each for each in facts if isinstance(each, JobLeased)]
+
+    late.append(Completed(first.job_id, first.lease))
+    newer.deliver("late")
+    await run_pending()
+
+    assert LateResult(first.job_id, first.lease, WORKER, "completed") in facts
+    assert second.lease != first.lease
+    assert not client.task.done()
 
 
 def test_revoked_token_closes_the_connection_with_its_code() -> None:
@@ -217,16 +216,16 @@ def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
     play(script, TOKEN)
 
 
-def test_stop_closes_connections_that_have_not_joined() -> None:
-    async def script(peers: PeerCoordinator) -> None:
-        link = MemoryLink()
-        session = SoleWorkerSession(TextSession())
-        serving = asyncio.create_task(peers.connections.serve("wire", session, link))
-        await run_pending()
+@scripted(play)
+async def test_stop_closes_connections_that_have_not_joined(
+    peers: PeerCoordinator,
+) -> None:
+    link = MemoryLink()
+    session = SoleWorkerSession(TextSession())
+    serving = asyncio.create_task(peers.connections.serve("wire", session, link))
+    await run_pending()
 
-        peers.connections.disconnect_all("stopping")
-        await serving
+    peers.connections.disconnect_all("stopping")
+    await serving
 
-        assert link.closed == [(CloseCode.GOING_AWAY, "stopping")]
-
-    play(script)
+    assert link.closed == [(CloseCode.GOING_AWAY, "stopping")]

@@ -127,3 +127,14 @@ def in_virtual_time(
         run(test(*args, **kwargs))
 
     return run_test
+
+
+def scripted(
+    run: Callable[[Callable[P, Coroutine[Any, Any, None]]], None],
+) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[[], None]]:
+    """Make a script a test without parameters: ``run`` gives it what it needs."""
+
+    def decorate(script: Callable[P, Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        return lambda: run(script)
+
+    return decorate

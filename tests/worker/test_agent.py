@@ -86,6 +86,7 @@ from shoal.worker.agent import (
 from shoal.worker.jobs import BACKLOG_MAX, EngineSlots, only_model
 from shoal.worker.owner_throttle import OwnerThrottle
 from simulation import virtual
+from simulation.virtual import scripted
 from transports.memory_links import MemoryLink
 
 ONE = LeaseNumber(1)
@@ -292,31 +293,29 @@ def play(
     virtual.run(scenario())
 
 
-def test_answer_is_streamed_in_pieces() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job())
-        await asyncio.sleep(5.0)
+@scripted(play)
+async def test_answer_is_streamed_in_pieces(its: Membership) -> None:
+    its.network.receive(run_job())
+    await asyncio.sleep(5.0)
 
-        assert its.events == ["joined"]
-        assert its.network.sent == [
-            AnswerChunk(JobId("j"), ONE, ["one"]),
-            AnswerChunk(JobId("j"), ONE, ["two"]),
-            Completed(JobId("j"), ONE, "stop", Usage(1, 2)),
-        ]
-
-    play(script)
+    assert its.events == ["joined"]
+    assert its.network.sent == [
+        AnswerChunk(JobId("j"), ONE, ["one"]),
+        AnswerChunk(JobId("j"), ONE, ["two"]),
+        Completed(JobId("j"), ONE, "stop", Usage(1, 2)),
+    ]
 
 
-def test_answers_are_not_held_up_by_a_large_result_of_another_job() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("stalled"))
-        await asyncio.sleep(5.0)
-        its.network.receive(run_job("j"))
-        await asyncio.sleep(5.0)
+@scripted(play)
+async def test_answers_are_not_held_up_by_a_large_result_of_another_job(
+    its: Membership,
+) -> None:
+    its.network.receive(run_job("stalled"))
+    await asyncio.sleep(5.0)
+    its.network.receive(run_job("j"))
+    await asyncio.sleep(5.0)
 
-        assert Completed(JobId("j"), ONE, "stop", Usage(1, 2)) in its.network.sent
-
-    play(script)
+    assert Completed(JobId("j"), ONE, "stop", Usage(1, 2)) in its.network.sent
 
 
 @pytest.mark.parametrize(
@@ -349,76 +348,66 @@ def test_engine_error_fails_only_its_job(prompt: str, event: Event) -> None:
     play(script)
 
 
-def test_concurrent_jobs_are_limited_to_the_slots() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(*(run_job(f"j{number}", "a b c") for number in range(7)))
-        await asyncio.sleep(30.0)
+@scripted(play)
+async def test_concurrent_jobs_are_limited_to_the_slots(its: Membership) -> None:
+    its.network.receive(*(run_job(f"j{number}", "a b c") for number in range(7)))
+    await asyncio.sleep(30.0)
 
-        ended = [each for each in its.network.sent if isinstance(each, Completed)]
-        assert len(ended) == 7
-        assert its.engine.most == 2
-
-    play(script)
+    ended = [each for each in its.network.sent if isinstance(each, Completed)]
+    assert len(ended) == 7
+    assert its.engine.most == 2
 
 
-def test_jobs_beyond_the_backlog_are_rejected() -> None:
-    async def script(its: Membership) -> None:
-        jobs = [run_job(f"j{number}") for number in range(BACKLOG_MAX + 5)]
-        its.network.receive(*jobs)
-        await asyncio.sleep(0.5)
+@scripted(play)
+async def test_jobs_beyond_the_backlog_are_rejected(its: Membership) -> None:
+    jobs = [run_job(f"j{number}") for number in range(BACKLOG_MAX + 5)]
+    its.network.receive(*jobs)
+    await asyncio.sleep(0.5)
 
-        refused = [each for each in its.network.sent if isinstance(each, Rejected)]
-        assert [each.job_id for each in refused] == [
-            f"j{number}" for number in range(BACKLOG_MAX + 2, BACKLOG_MAX + 5)
-        ]
-
-    play(script)
+    refused = [each for each in its.network.sent if isinstance(each, Rejected)]
+    assert [each.job_id for each in refused] == [
+        f"j{number}" for number in range(BACKLOG_MAX + 2, BACKLOG_MAX + 5)
+    ]
 
 
-def test_cancelled_job_reports_nothing_more() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("j", "a b c d"))
-        await asyncio.sleep(1.5)
+@scripted(play)
+async def test_cancelled_job_reports_nothing_more(its: Membership) -> None:
+    its.network.receive(run_job("j", "a b c d"))
+    await asyncio.sleep(1.5)
 
-        its.network.receive(CancelJob(JobId("j"), ONE), CancelJob(JobId("none"), ONE))
-        await asyncio.sleep(10.0)
+    its.network.receive(CancelJob(JobId("j"), ONE), CancelJob(JobId("none"), ONE))
+    await asyncio.sleep(10.0)
 
-        assert its.network.sent == [AnswerChunk(JobId("j"), ONE, ["a"])]
-        assert its.engine.running == 0
-
-    play(script)
+    assert its.network.sent == [AnswerChunk(JobId("j"), ONE, ["a"])]
+    assert its.engine.running == 0
 
 
-def test_cancelled_and_reassigned_job_runs_again() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("j", "a b c d"))
-        await asyncio.sleep(1.5)
-        its.network.sent.clear()
+@scripted(play)
+async def test_cancelled_and_reassigned_job_runs_again(its: Membership) -> None:
+    its.network.receive(run_job("j", "a b c d"))
+    await asyncio.sleep(1.5)
+    its.network.sent.clear()
 
-        its.network.receive(CancelJob(JobId("j"), ONE), run_job("j", "x"))
-        await asyncio.sleep(0.5)
-        assert its.engine.running == 1
-        its.network.receive(CancelJob(JobId("j"), ONE))
-        await asyncio.sleep(5.0)
+    its.network.receive(CancelJob(JobId("j"), ONE), run_job("j", "x"))
+    await asyncio.sleep(0.5)
+    assert its.engine.running == 1
+    its.network.receive(CancelJob(JobId("j"), ONE))
+    await asyncio.sleep(5.0)
 
-        assert its.network.sent == []
-        assert its.engine.running == 0
-
-    play(script)
+    assert its.network.sent == []
+    assert its.engine.running == 0
 
 
-def test_lost_connection_is_redialled_and_reported_once() -> None:
-    async def script(its: Membership) -> None:
-        its.network.down = True
-        its.network.links[-1].cut()
-        await asyncio.sleep(300.0)
-        its.network.down = False
-        await asyncio.sleep(RETRY_MAX + 1.0)
+@scripted(play)
+async def test_lost_connection_is_redialled_and_reported_once(its: Membership) -> None:
+    its.network.down = True
+    its.network.links[-1].cut()
+    await asyncio.sleep(300.0)
+    its.network.down = False
+    await asyncio.sleep(RETRY_MAX + 1.0)
 
-        assert its.events == ["joined", "lost", "joined"]
-        assert "connection reset" in its.reports[1].reason
-
-    play(script)
+    assert its.events == ["joined", "lost", "joined"]
+    assert "connection reset" in its.reports[1].reason
 
 
 def test_retry_delay_grows_up_to_a_limit() -> None:
@@ -491,60 +480,54 @@ def test_stable_connection_resets_the_retry_delay() -> None:
     play(script, Network(down=True))
 
 
-def test_a_worker_with_jobs_comes_back_soon_for_a_minute() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("j", "one two three"))
-        await asyncio.sleep(1.5)
-        its.network.down = True
-        its.network.links[-1].cut()
-        cut_at = asyncio.get_running_loop().time()
-        await asyncio.sleep(AWAY_MAX + 10 * RETRY_MAX)
+@scripted(play)
+async def test_a_worker_with_jobs_comes_back_soon_for_a_minute(its: Membership) -> None:
+    its.network.receive(run_job("j", "one two three"))
+    await asyncio.sleep(1.5)
+    its.network.down = True
+    its.network.links[-1].cut()
+    cut_at = asyncio.get_running_loop().time()
+    await asyncio.sleep(AWAY_MAX + 10 * RETRY_MAX)
 
-        # It waits with the next piece, and is given up at last.
-        assert its.engine.running == 0
-        times = [cut_at, *(each for each in its.network.dialled if each > cut_at)]
-        soon = [each for each in times if each < cut_at + AWAY_MAX]
-        assert all(b - a <= RETRY_WITH_JOBS + 0.1 for a, b in pairwise(soon))
-        assert times[-1] - times[-2] > RETRY_WITH_JOBS
-
-    play(script)
+    # It waits with the next piece, and is given up at last.
+    assert its.engine.running == 0
+    times = [cut_at, *(each for each in its.network.dialled if each > cut_at)]
+    soon = [each for each in times if each < cut_at + AWAY_MAX]
+    assert all(b - a <= RETRY_WITH_JOBS + 0.1 for a, b in pairwise(soon))
+    assert times[-1] - times[-2] > RETRY_WITH_JOBS
 
 
-def test_a_job_that_was_given_up_is_not_resumed() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("j", "one two three"))
-        await asyncio.sleep(0.5)
-        its.network.receive(replace(run_job("j"), resumes=ONE, lease=LeaseNumber(2)))
-        its.network.receive(replace(run_job("k"), resumes=ONE, lease=LeaseNumber(2)))
-        await asyncio.sleep(0.1)
+@scripted(play)
+async def test_a_job_that_was_given_up_is_not_resumed(its: Membership) -> None:
+    its.network.receive(run_job("j", "one two three"))
+    await asyncio.sleep(0.5)
+    its.network.receive(replace(run_job("j"), resumes=ONE, lease=LeaseNumber(2)))
+    its.network.receive(replace(run_job("k"), resumes=ONE, lease=LeaseNumber(2)))
+    await asyncio.sleep(0.1)
 
-        assert its.network.sent == [Rejected(JobId("k"), LeaseNumber(2), GIVEN_UP)]
-        assert its.engine.running == 1
-
-    play(script)
+    assert its.network.sent == [Rejected(JobId("k"), LeaseNumber(2), GIVEN_UP)]
+    assert its.engine.running == 1
 
 
-def test_chat_pauses_without_a_connection_and_resumes() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("j", "a b c d"))
-        await asyncio.sleep(1.5)
-        its.network.down = True
-        its.network.links[-1].cut()
-        await asyncio.sleep(20.0)
-        assert len(its.network.sent) == 1
+@scripted(play)
+async def test_chat_pauses_without_a_connection_and_resumes(its: Membership) -> None:
+    its.network.receive(run_job("j", "a b c d"))
+    await asyncio.sleep(1.5)
+    its.network.down = True
+    its.network.links[-1].cut()
+    await asyncio.sleep(20.0)
+    assert len(its.network.sent) == 1
 
-        its.network.down = False
-        await asyncio.sleep(RETRY_MAX + 10.0)
+    its.network.down = False
+    await asyncio.sleep(RETRY_MAX + 10.0)
 
-        texts = [
-            *chain.from_iterable(
-                e.pieces for e in its.network.sent if isinstance(e, AnswerChunk)
-            )
-        ]
-        assert texts == ["a", "b", "c", "d"]
-        assert isinstance(its.network.sent[-1], Completed)
-
-    play(script)
+    texts = [
+        *chain.from_iterable(
+            e.pieces for e in its.network.sent if isinstance(e, AnswerChunk)
+        )
+    ]
+    assert texts == ["a", "b", "c", "d"]
+    assert isinstance(its.network.sent[-1], Completed)
 
 
 def test_final_refusal_ends_the_membership() -> None:
@@ -560,30 +543,26 @@ def test_final_refusal_ends_the_membership() -> None:
     play(script, Network(farewell="choose another --name"))
 
 
-def test_leave_finishes_running_jobs_and_reports_them() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("j", "a b c d"))
-        await asyncio.sleep(1.5)
+@scripted(play)
+async def test_leave_finishes_running_jobs_and_reports_them(its: Membership) -> None:
+    its.network.receive(run_job("j", "a b c d"))
+    await asyncio.sleep(1.5)
 
-        its.agent.leave()
+    its.agent.leave()
 
-        assert its.reports[-1] == WorkerEvent("leaving", "1 job to finish first")
+    assert its.reports[-1] == WorkerEvent("leaving", "1 job to finish first")
+    assert await its.task == "stopped here"
+    assert Draining("the worker is leaving") in its.network.sent
+    assert isinstance(its.network.sent[-1], Completed)
+    assert its.network.links[-1].closed == [(1000, "leaving")]
+
+
+@scripted(play)
+async def test_idle_worker_leaves_at_once(its: Membership) -> None:
+    its.agent.leave()
+
+    async with asyncio.timeout(0.5):
         assert await its.task == "stopped here"
-        assert Draining("the worker is leaving") in its.network.sent
-        assert isinstance(its.network.sent[-1], Completed)
-        assert its.network.links[-1].closed == [(1000, "leaving")]
-
-    play(script)
-
-
-def test_idle_worker_leaves_at_once() -> None:
-    async def script(its: Membership) -> None:
-        its.agent.leave()
-
-        async with asyncio.timeout(0.5):
-            assert await its.task == "stopped here"
-
-    play(script)
 
 
 def test_worker_leaves_while_the_coordinator_is_unreachable() -> None:
@@ -609,48 +588,46 @@ def test_worker_that_leaves_while_dialling_does_not_join() -> None:
     play(script, Network(pause=5.0))
 
 
-def test_worker_disconnected_while_leaving_does_not_reconnect() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("j", "a b c d"))
-        await asyncio.sleep(1.5)
-        its.agent.leave()
-        its.network.links[-1].cut()
+@scripted(play)
+async def test_worker_disconnected_while_leaving_does_not_reconnect(
+    its: Membership,
+) -> None:
+    its.network.receive(run_job("j", "a b c d"))
+    await asyncio.sleep(1.5)
+    its.agent.leave()
+    its.network.links[-1].cut()
 
-        async with asyncio.timeout(0.5):
-            assert await its.task == "stopped here"
-        assert len(its.network.dialled) == 1
-
-    play(script)
-
-
-def test_unavailable_engine_rejects_the_job() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(run_job("j", "bad"), run_job("k", "fine"))
-        await asyncio.sleep(3.0)
-        assert its.troubles == []
-
-        its.network.receive(run_job("l", "busy"))
-        await asyncio.sleep(1.0)
-        assert len(its.troubles) == 1
-
-    play(script)
+    async with asyncio.timeout(0.5):
+        assert await its.task == "stopped here"
+    assert len(its.network.dialled) == 1
 
 
-def test_job_is_rejected_while_other_models_hold_all_slots() -> None:
-    async def script(its: Membership) -> None:
-        its.slots.jobs += 2
-        its.network.receive(run_job())
-        await asyncio.sleep(1.0)
-        assert its.network.sent == [
-            Rejected(JobId("j"), ONE, "all 2 slots of the engine are busy")
-        ]
+@scripted(play)
+async def test_unavailable_engine_rejects_the_job(its: Membership) -> None:
+    its.network.receive(run_job("j", "bad"), run_job("k", "fine"))
+    await asyncio.sleep(3.0)
+    assert its.troubles == []
 
-        its.slots.jobs -= 2
-        its.network.receive(run_job("k", "fine"))
-        await asyncio.sleep(2.0)
-        assert isinstance(its.network.sent[-1], Completed)
+    its.network.receive(run_job("l", "busy"))
+    await asyncio.sleep(1.0)
+    assert len(its.troubles) == 1
 
-    play(script)
+
+@scripted(play)
+async def test_job_is_rejected_while_other_models_hold_all_slots(
+    its: Membership,
+) -> None:
+    its.slots.jobs += 2
+    its.network.receive(run_job())
+    await asyncio.sleep(1.0)
+    assert its.network.sent == [
+        Rejected(JobId("j"), ONE, "all 2 slots of the engine are busy")
+    ]
+
+    its.slots.jobs -= 2
+    its.network.receive(run_job("k", "fine"))
+    await asyncio.sleep(2.0)
+    assert isinstance(its.network.sent[-1], Completed)
 
 
 def test_job_waits_on_wires_without_rejection() -> None:
@@ -679,15 +656,13 @@ def test_job_fails_on_wires_without_rejection() -> None:
     play(script, Network(accepts=MUTE))
 
 
-def test_leave_reason_is_reported() -> None:
-    async def script(its: Membership) -> None:
-        its.agent.leave("the model is gone")
-        its.agent.leave()
+@scripted(play)
+async def test_leave_reason_is_reported(its: Membership) -> None:
+    its.agent.leave("the model is gone")
+    its.agent.leave()
 
-        assert await its.task == "the model is gone"
-        assert its.network.sent == [Draining("the model is gone")]
-
-    play(script)
+    assert await its.task == "the model is gone"
+    assert its.network.sent == [Draining("the model is gone")]
 
 
 def meter() -> Callable[[], MachineHealth]:
@@ -969,28 +944,22 @@ def test_immediately_admitted_worker_joins_soon() -> None:
     play(script, network, offers=())
 
 
-def test_offers_are_not_sent_on_wires_without_them() -> None:
-    async def script(its: Membership) -> None:
-        its.agent.update_offers((OFFER,))
+@scripted(play)
+async def test_offers_are_not_sent_on_wires_without_them(its: Membership) -> None:
+    its.agent.update_offers((OFFER,))
 
-        assert its.network.sent == []
-
-    play(script)
+    assert its.network.sent == []
 
 
-def test_model_query_is_declined_by_default() -> None:
-    async def script(its: Membership) -> None:
-        its.network.receive(
-            ModelQuery("m"), ModelRequest("t", "n"), ModelDone("t", "n")
-        )
-        await asyncio.sleep(1.0)
+@scripted(play)
+async def test_model_query_is_declined_by_default(its: Membership) -> None:
+    its.network.receive(ModelQuery("m"), ModelRequest("t", "n"), ModelDone("t", "n"))
+    await asyncio.sleep(1.0)
 
-        assert its.network.sent == [
-            ModelAnswer("m", available=False),
-            ModelAnswer("n", available=False),
-        ]
-
-    play(script)
+    assert its.network.sent == [
+        ModelAnswer("m", available=False),
+        ModelAnswer("n", available=False),
+    ]
 
 
 def test_shared_models_are_answered_while_connected() -> None:

@@ -42,6 +42,7 @@ from shoal.worker.listening_worker import (
     ListeningWorker,
 )
 from simulation import virtual
+from simulation.virtual import scripted
 from transports.memory_links import MemoryLink
 from worker.test_agent import Echo, run_job
 
@@ -177,26 +178,26 @@ def play(
     virtual.run(scenario())
 
 
-def test_every_coordinator_that_dials_is_served() -> None:
-    async def script(its: Stage, running: asyncio.Task[None]) -> None:
-        one, other = its.dial("one"), its.dial("other")
-        await asyncio.sleep(1.0)
-        # Both chose the same id for their jobs.
-        one.give(run_job("j", "a b"))
-        other.give(run_job("j", "c"))
-        await asyncio.sleep(5.0)
+@scripted(play)
+async def test_every_coordinator_that_dials_is_served(
+    its: Stage, running: asyncio.Task[None]
+) -> None:
+    one, other = its.dial("one"), its.dial("other")
+    await asyncio.sleep(1.0)
+    # Both chose the same id for their jobs.
+    one.give(run_job("j", "a b"))
+    other.give(run_job("j", "c"))
+    await asyncio.sleep(5.0)
 
-        assert its.events[0] == "listening transport 7"
-        assert sorted(its.events[1:]) == ["joined one", "joined other"]
-        assert its.reports[0][0] == {"ports": {"transport": 7}}
-        assert {"coordinator": "one"} in [details for details, _ in its.reports]
-        for each in (one, other):
-            assert OffersChanged((OFFER,)) in each.session.sent
-            assert each.completed == ["j"]
-        one.link.cut()
-        other.link.cut()
-
-    play(script)
+    assert its.events[0] == "listening transport 7"
+    assert sorted(its.events[1:]) == ["joined one", "joined other"]
+    assert its.reports[0][0] == {"ports": {"transport": 7}}
+    assert {"coordinator": "one"} in [details for details, _ in its.reports]
+    for each in (one, other):
+        assert OffersChanged((OFFER,)) in each.session.sent
+        assert each.completed == ["j"]
+    one.link.cut()
+    other.link.cut()
 
 
 def test_all_coordinators_learn_of_changed_offers_also_later_ones() -> None:
@@ -219,51 +220,51 @@ def test_all_coordinators_learn_of_changed_offers_also_later_ones() -> None:
     play(script)
 
 
-def test_lost_coordinator_does_not_end_the_jobs_of_another() -> None:
-    async def script(its: Stage, running: asyncio.Task[None]) -> None:
-        one, other = its.dial("one"), its.dial("other")
-        await asyncio.sleep(1.0)
-        one.give(run_job("j", "a b c d"))
-        other.give(run_job("k", "a b c d"))
-        await asyncio.sleep(1.0)
-        one.link.cut()
-        await asyncio.sleep(10.0)
+@scripted(play)
+async def test_lost_coordinator_does_not_end_the_jobs_of_another(
+    its: Stage, running: asyncio.Task[None]
+) -> None:
+    one, other = its.dial("one"), its.dial("other")
+    await asyncio.sleep(1.0)
+    one.give(run_job("j", "a b c d"))
+    other.give(run_job("k", "a b c d"))
+    await asyncio.sleep(1.0)
+    one.link.cut()
+    await asyncio.sleep(10.0)
 
-        assert its.events[-1] == "lost one: connection reset"
-        assert (await one.serving).reason == "connection reset"
-        assert other.completed == ["k"]
-        again = its.dial("one")
-        await asyncio.sleep(1.0)
-        assert its.events[-1] == "joined one"
-        again.link.cut()
-        other.link.cut()
-
-    play(script)
+    assert its.events[-1] == "lost one: connection reset"
+    assert (await one.serving).reason == "connection reset"
+    assert other.completed == ["k"]
+    again = its.dial("one")
+    await asyncio.sleep(1.0)
+    assert its.events[-1] == "joined one"
+    again.link.cut()
+    other.link.cut()
 
 
-def test_leaving_worker_finishes_its_jobs_and_refuses_coordinators() -> None:
-    async def script(its: Stage, running: asyncio.Task[None]) -> None:
-        busy, idle = its.dial("busy"), its.dial("idle")
-        await asyncio.sleep(1.0)
-        busy.give(run_job("j", "a b c d"))
-        await asyncio.sleep(1.0)
-        its.worker.leave()
-        await asyncio.sleep(1.0)
+@scripted(play)
+async def test_leaving_worker_finishes_its_jobs_and_refuses_coordinators(
+    its: Stage, running: asyncio.Task[None]
+) -> None:
+    busy, idle = its.dial("busy"), its.dial("idle")
+    await asyncio.sleep(1.0)
+    busy.give(run_job("j", "a b c d"))
+    await asyncio.sleep(1.0)
+    its.worker.leave()
+    await asyncio.sleep(1.0)
 
-        assert Draining(LEAVING) in idle.session.sent
-        assert idle.serving.done()
-        assert not its.closed
-        late = its.dial("late")
-        assert (await late.serving).reason == LEAVING
-        await running
-        assert busy.completed == ["j"]
-        assert its.closed
-        assert its.events[3:] == [
-            "leaving busy: 1 job to finish first",
-            "left stopped here",
-        ]
-
-    play(script)
+    assert Draining(LEAVING) in idle.session.sent
+    assert idle.serving.done()
+    assert not its.closed
+    late = its.dial("late")
+    assert (await late.serving).reason == LEAVING
+    await running
+    assert busy.completed == ["j"]
+    assert its.closed
+    assert its.events[3:] == [
+        "leaving busy: 1 job to finish first",
+        "left stopped here",
+    ]
 
 
 def test_coordinator_that_cannot_respect_a_restriction_is_disconnected() -> None:
@@ -279,28 +280,28 @@ def test_coordinator_that_cannot_respect_a_restriction_is_disconnected() -> None
     play(script, "--only-for")
 
 
-def test_lent_slots_are_reported_to_every_coordinator() -> None:
-    async def script(its: Stage, running: asyncio.Task[None]) -> None:
-        one, other = its.dial("one"), its.dial("other")
-        await asyncio.sleep(1.0)
-        its.worker.update_lent_slots(1)
-        await asyncio.sleep(1.0)
+@scripted(play)
+async def test_lent_slots_are_reported_to_every_coordinator(
+    its: Stage, running: asyncio.Task[None]
+) -> None:
+    one, other = its.dial("one"), its.dial("other")
+    await asyncio.sleep(1.0)
+    its.worker.update_lent_slots(1)
+    await asyncio.sleep(1.0)
 
-        for each in (one, other):
-            assert LoadChanged(WorkerLoad(lent=1)) in each.session.sent
-            each.link.cut()
-
-    play(script)
+    for each in (one, other):
+        assert LoadChanged(WorkerLoad(lent=1)) in each.session.sent
+        each.link.cut()
 
 
-def test_exchange_without_a_peer_is_no_coordinator() -> None:
-    async def script(its: Stage, running: asyncio.Task[None]) -> None:
-        ping = its.dial("", CoordinatorSession("", frozenset()))
+@scripted(play)
+async def test_exchange_without_a_peer_is_no_coordinator(
+    its: Stage, running: asyncio.Task[None]
+) -> None:
+    ping = its.dial("", CoordinatorSession("", frozenset()))
 
-        assert (await ping.serving).reason == "answered"
-        assert its.events == ["listening transport 7"]
-
-    play(script)
+    assert (await ping.serving).reason == "answered"
+    assert its.events == ["listening transport 7"]
 
 
 def test_bug_in_one_session_ends_that_connection_only(
