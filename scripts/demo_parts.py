@@ -1,15 +1,25 @@
 """What the demonstrations have in common: a clock that talks, and streamed answers."""
 
+import shutil
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import openai
+import psutil
 
+from shoal.cli.command_loop import Program, run_program
 from shoal.cli.local.demo import DemoError, say
+from shoal.client.coordinator import CoordinatorApi
+from shoal.engines.gguf_files import demo_model_path
+
+TOKEN, KEY = "demo-of-models", "sk-demo-of-models"
 
 ANSWER_MAX = 80  # tokens
 PATIENCE = 60.0  # seconds for what should happen
@@ -74,6 +84,83 @@ class Answer:
                     self.pieces += 1
         except (openai.OpenAIError, OSError) as error:
             self._error = error
+
+
+class DemoPool:
+    """A coordinator and workers that have a model of some name, or load it."""
+
+    def __init__(
+        self, folder: Path, clock: Clock, model: str, stack: ExitStack
+    ) -> None:
+        """Start the coordinator; all programs end with ``stack``."""
+        self._folder, self._clock, self._stack = folder, clock, stack
+        self._model = model
+        self._workers: dict[str, Program] = {}
+        serve = ["serve", "--port", "0", "--data-dir", str(folder / "pool")]
+        serve += ["--join-token", TOKEN, "--api-key", KEY, "--no-discovery"]
+        coordinator = stack.enter_context(run_program("pool", serve, folder))
+        self._url = coordinator.report["url"]
+        clock.say(f"the coordinator serves {self._url}")
+        self.api = CoordinatorApi(self._url, KEY, folder)
+        self._client = stack.enter_context(
+            openai.OpenAI(base_url=f"{self._url}/v1", api_key=KEY, max_retries=0)
+        )
+
+    def join(self, name: str, about: str, *options: str) -> None:
+        """Start a worker."""
+        join = ["join", self._url, "--token", TOKEN, "--name", name]
+        join += ["--data-dir", str(self._folder / name), *options]
+        self._workers[name] = self._stack.enter_context(
+            run_program(name, join, self._folder)
+        )
+        self._clock.say(f"the worker {name} joined{about}")
+
+    def file(self, name: str) -> Path:
+        """Return where a worker has its own file of the model."""
+        return self._folder / name / "models" / f"{self._model}.gguf"
+
+    def add_file(self, name: str) -> None:
+        """Give a worker the file, before it is started."""
+        self.file(name).parent.mkdir(parents=True)
+        shutil.copy(demo_model_path(), self.file(name))
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Return what the coordinator says of the machines that have the model."""
+        listed: list[dict[str, Any]] = self.api.request("/admin/models")["data"]
+        found = [each["replicas"] for each in listed if each["id"] == self._model]
+        return [each for places in found for each in places]
+
+    def ask(self, question: str) -> Answer:
+        return Answer(self._client, self._model, "the pool", question)
+
+    def finish(self, *answers: Answer) -> None:
+        """Wait until answers have ended, whole."""
+        for each in answers:
+            each.wait()
+            self._clock.say(
+                f"an answer is whole: {each.tokens} tokens, the longest pause "
+                f"{each.longest_pause:.1f} s",
+                "green",
+            )
+
+    def kill(self, name: str, about: str = "") -> None:
+        """Kill a worker, with all that it has started."""
+        worker = psutil.Process(self._workers[name].process.pid)
+        worker.suspend()  # it starts no other
+        for each in (*worker.children(recursive=True), worker):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        self._clock.say(f"⟨{name} was killed{about}⟩", "red")
+
+
+@contextmanager
+def demo_pool(model: str) -> Iterator[tuple[DemoPool, Clock]]:
+    """Run a coordinator in a folder of its own, for a block."""
+    clock = Clock()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        yield DemoPool(folder, clock, model, stack), clock
+        clock.say("No answer was lost, and nothing came from the internet.", "green")
 
 
 def free_ports(count: int) -> list[int]:
