@@ -43,7 +43,7 @@ from shoal.pool.functions import call_limits
 from shoal.pool.lifecycle import JobState
 from shoal.transports.clock import LoopClock
 from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 
 QUEUE = 60.0  # seconds: the queue limit of a call
 ROUTE = CallRoute(CallStream("add"), Priority.NORMAL, QUEUE)
@@ -438,30 +438,28 @@ async def test_a_result_can_be_awaited_from_outside(caller: Caller) -> None:
         assert reader is None
 
 
-def test_open_calls_survive_the_coordinator() -> None:
-    async def scenario() -> None:
-        store = SlowStore()
-        await store.open()
-        async with running_coordinator(store) as coordinator:
-            caller = Caller(coordinator)
-            await join(caller, holds=True)
-            running, waiting = caller.job(1, 2, key="k"), caller.job(3, 4)
-            caller.submit(running)
-            caller.submit(waiting)
-            await asyncio.sleep(1)
-        async with running_coordinator(store) as coordinator:
-            await join(Caller(coordinator))
-            await asyncio.sleep(CLAIM_GRACE)  # a worker may have had the other one
-            await run_pending()
+@in_virtual_time
+async def test_open_calls_survive_the_coordinator() -> None:
+    store = SlowStore()
+    await store.open()
+    async with running_coordinator(store) as coordinator:
+        caller = Caller(coordinator)
+        await join(caller, holds=True)
+        running, waiting = caller.job(1, 2, key="k"), caller.job(3, 4)
+        caller.submit(running)
+        caller.submit(waiting)
+        await asyncio.sleep(1)
+    async with running_coordinator(store) as coordinator:
+        await join(Caller(coordinator))
+        await asyncio.sleep(CLAIM_GRACE)  # a worker may have had the other one
+        await run_pending()
 
-            for job, value in ((running, 3), (waiting, 7)):
-                stored = await store.job(job.id)
-                assert stored is not None
-                assert stored.outcome is not None
-                assert unpack(stored.outcome.value) == value
-        await store.close()
-
-    virtual.run(scenario())
+        for job, value in ((running, 3), (waiting, 7)):
+            stored = await store.job(job.id)
+            assert stored is not None
+            assert stored.outcome is not None
+            assert unpack(stored.outcome.value) == value
+    await store.close()
 
 
 @scripted(play)

@@ -36,7 +36,7 @@ from shoal.pool.functions import CALL_GRACE_SECONDS
 from shoal.pool.inputs import WorkerSuspension
 from shoal.store.port import JobFilter
 from shoal.transports.clock import LoopClock
-from simulation import virtual
+from simulation.virtual import in_virtual_time
 
 FUNCTIONS: dict[str, Callable[..., object]] = {"add": lambda a, b: a + b}
 ROUTE = CallRoute(CallStream("add"), Priority.NORMAL, 60.0)
@@ -617,23 +617,21 @@ def test_call_streams_never_exceed_the_slots_of_a_worker(slots: int) -> None:
     run_scheduler(script)
 
 
-def test_routes_wait_for_room_before_opening_a_call_stream() -> None:
-    async def scenario() -> None:
-        async with running_coordinator(queue_max=1) as coordinator:
-            caller = RecordedCalls()
-            clock = LoopClock(asyncio.get_running_loop().time)
-            scheduler = CallScheduler(coordinator.hub, clock, "me", caller)
-            one = await worker(coordinator, holds=True)
-            ways = [
-                CallRoute(CallStream("add", float(n)), Priority.NORMAL, 60.0)
-                for n in range(9)
-            ]
-            for number, route in enumerate(ways, 1):
-                await submit(scheduler, number, route=route)
+@in_virtual_time
+async def test_routes_wait_for_room_before_opening_a_call_stream() -> None:
+    async with running_coordinator(queue_max=1) as coordinator:
+        caller = RecordedCalls()
+        clock = LoopClock(asyncio.get_running_loop().time)
+        scheduler = CallScheduler(coordinator.hub, clock, "me", caller)
+        one = await worker(coordinator, holds=True)
+        ways = [
+            CallRoute(CallStream("add", float(n)), Priority.NORMAL, 60.0)
+            for n in range(9)
+        ]
+        for number, route in enumerate(ways, 1):
+            await submit(scheduler, number, route=route)
 
-            asked = int(coordinator.hub.new_id().removeprefix("job")) - 1
-            assert len(one.streams) == 1
-            assert asked == 2, "one has the slot, and one a place"
-            scheduler.close()
-
-    virtual.run(scenario())
+        asked = int(coordinator.hub.new_id().removeprefix("job")) - 1
+        assert len(one.streams) == 1
+        assert asked == 2, "one has the slot, and one a place"
+        scheduler.close()

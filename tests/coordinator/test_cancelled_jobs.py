@@ -18,8 +18,7 @@ from coordinator.hubs import (
 from shoal.domain.errors import Cancelled
 from shoal.domain.facts import JobCancelled
 from shoal.domain.vocabulary import CancelJob, Completed
-from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 
 
 @pytest.mark.parametrize("when", ["leased", "streaming"])
@@ -66,25 +65,23 @@ def test_keyed_job_goes_on_without_a_client_for_as_long_as_that_asked() -> None:
     run_script(script)
 
 
-def test_keyed_job_whose_client_does_not_return_after_a_restart_is_cancelled(
+@in_virtual_time
+async def test_keyed_job_whose_client_does_not_return_after_a_restart_is_cancelled(
     store: SlowStore,
 ) -> None:
-    async def scenario() -> None:
-        async with running_coordinator(store) as coordinator:
-            await coordinator.join()
-            kept = await coordinator.request(key="kept")
-            short = await coordinator.request(
-                key="short", limits=replace(LIMITS, queue=600.0, unattended=20.0)
-            )
+    async with running_coordinator(store) as coordinator:
+        await coordinator.join()
+        kept = await coordinator.request(key="kept")
+        short = await coordinator.request(
+            key="short", limits=replace(LIMITS, queue=600.0, unattended=20.0)
+        )
 
-        async with running_coordinator(store) as coordinator:
-            await asyncio.sleep(21.0)
+    async with running_coordinator(store) as coordinator:
+        await asyncio.sleep(21.0)
 
-            (cancelled,) = (await coordinator.history(short.job_id))[-1:]
-            assert isinstance(cancelled, JobCancelled)
-            assert kept.job_id in coordinator.hub.pool.jobs
-
-    virtual.run(scenario())
+        (cancelled,) = (await coordinator.history(short.job_id))[-1:]
+        assert isinstance(cancelled, JobCancelled)
+        assert kept.job_id in coordinator.hub.pool.jobs
 
 
 @scripted(run_script)

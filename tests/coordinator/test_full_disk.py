@@ -29,8 +29,7 @@ from shoal.domain.vocabulary import Completed
 from shoal.pool.inputs import AccountTopUp
 from shoal.protocols.seam.session import CloseCode
 from shoal.store.port import JobFilter
-from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 
 
 async def fill(coordinator: Coordinator) -> None:
@@ -121,32 +120,32 @@ async def test_a_result_waits_for_space_and_reaches_its_client(
     assert not coordinator.hub.pool.jobs
 
 
-def test_a_job_whose_result_a_stop_cannot_store_runs_again(store: SlowStore) -> None:
-    async def scenario() -> None:
-        async with running_coordinator(store) as coordinator:
-            worker = await coordinator.join()
-            client = await coordinator.request()
-            await fill(coordinator)
-            worker.write("lost")
-            worker.complete()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(5.0):
-                    await coordinator.hub.drain()
-            assert client.outcome is None
-        store.no_space = False
+@in_virtual_time
+async def test_a_job_whose_result_a_stop_cannot_store_runs_again(
+    store: SlowStore,
+) -> None:
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        await fill(coordinator)
+        worker.write("lost")
+        worker.complete()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await coordinator.hub.drain()
+        assert client.outcome is None
+    store.no_space = False
 
-        async with running_coordinator(store) as coordinator:
-            worker = await coordinator.join()
-            worker.write("anew")
-            worker.complete()
-            await run_pending()
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        worker.write("anew")
+        worker.complete()
+        await run_pending()
 
-            assert [run.job_id for run in worker.runs] == [client.job_id]
-            history = await coordinator.history(client.job_id)
-            assert sum(isinstance(fact, JobCompleted) for fact in history) == 1
-            assert len(await store.ledger.receipts_of(client.job_id)) == 1
-
-    virtual.run(scenario())
+        assert [run.job_id for run in worker.runs] == [client.job_id]
+        history = await coordinator.history(client.job_id)
+        assert sum(isinstance(fact, JobCompleted) for fact in history) == 1
+        assert len(await store.ledger.receipts_of(client.job_id)) == 1
 
 
 @scripted(run_script)

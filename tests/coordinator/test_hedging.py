@@ -30,8 +30,7 @@ from shoal.domain.job import TimeLimits
 from shoal.domain.outcome import Delta, Outcome
 from shoal.domain.vocabulary import CancelJob, Dismiss, Failed, RunJob
 from shoal.pool.lifecycle import JobState
-from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 
 AFTER = 5.0  # seconds
 LIMITS = TimeLimits(queue=100.0, first_output=20.0, silence=50.0, total=500.0)
@@ -355,25 +354,23 @@ def test_client_disconnect_frees_both_workers() -> None:
     run_script(script, hedge_after=AFTER)
 
 
-def test_hedged_job_resumes_after_a_restart(
+@in_virtual_time
+async def test_hedged_job_resumes_after_a_restart(
     store: SlowStore,
 ) -> None:
-    async def scenario() -> None:
-        async with running_coordinator(store, hedge_after=AFTER) as coordinator:
-            await two_workers(coordinator)
-            client = await coordinator.request()
-            await asyncio.sleep(AFTER + 1.0)
+    async with running_coordinator(store, hedge_after=AFTER) as coordinator:
+        await two_workers(coordinator)
+        client = await coordinator.request()
+        await asyncio.sleep(AFTER + 1.0)
 
-        async with running_coordinator(store, hedge_after=AFTER) as coordinator:
-            stored = await store.job(client.job_id)
-            assert stored is not None
-            assert (stored.state, stored.lease) == (JobState.QUEUED, 2)
-            worker = await coordinator.join("a")
-            assert [run.lease for run in worker.runs] == [3]
-            worker.complete()
-            await run_pending()
-            story = [type(fact) for fact in await coordinator.history(client.job_id)]
+    async with running_coordinator(store, hedge_after=AFTER) as coordinator:
+        stored = await store.job(client.job_id)
+        assert stored is not None
+        assert (stored.state, stored.lease) == (JobState.QUEUED, 2)
+        worker = await coordinator.join("a")
+        assert [run.lease for run in worker.runs] == [3]
+        worker.complete()
+        await run_pending()
+        story = [type(fact) for fact in await coordinator.history(client.job_id)]
 
-        assert story[-4:] == [JobHedged, JobRequeued, JobLeased, JobCompleted]
-
-    virtual.run(scenario())
+    assert story[-4:] == [JobHedged, JobRequeued, JobLeased, JobCompleted]

@@ -33,8 +33,7 @@ from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Failed
 from shoal.domain.work import JSON, Chat
 from shoal.store.sqlite.store import SqliteStore
-from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 
 
 async def submissions(coordinator: Coordinator) -> int:
@@ -85,29 +84,27 @@ async def test_completed_job_is_answered_again_without_a_worker(
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_key_survives_a_restart(done: bool, store: SlowStore) -> None:
-    async def scenario() -> None:
-        async with running_coordinator(store) as coordinator:
+@in_virtual_time
+async def test_key_survives_a_restart(done: bool, store: SlowStore) -> None:
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        first = await coordinator.request(key="k")
+        worker.write("half" if not done else "whole")
+        if done:
+            worker.complete()
+        await run_pending()
+
+    async with running_coordinator(store) as coordinator:
+        second = await coordinator.request(key="k")
+        if not done:
             worker = await coordinator.join()
-            first = await coordinator.request(key="k")
-            worker.write("half" if not done else "whole")
-            if done:
-                worker.complete()
+            worker.write("whole")
+            worker.complete()
             await run_pending()
 
-        async with running_coordinator(store) as coordinator:
-            second = await coordinator.request(key="k")
-            if not done:
-                worker = await coordinator.join()
-                worker.write("whole")
-                worker.complete()
-                await run_pending()
-
-            assert second.outcome == Outcome("whole")
-            assert second.job_id == first.job_id
-            assert await submissions(coordinator) == 1
-
-    virtual.run(scenario())
+        assert second.outcome == Outcome("whole")
+        assert second.job_id == first.job_id
+        assert await submissions(coordinator) == 1
 
 
 @scripted(run_script)
@@ -177,24 +174,22 @@ def test_request_with_another_payment_is_another() -> None:
 
 
 @pytest.mark.parametrize("when", ["open", "done", "restarted"])
-def test_key_identifies_one_request_only(when: str, store: SlowStore) -> None:
-    async def scenario() -> None:
+@in_virtual_time
+async def test_key_identifies_one_request_only(when: str, store: SlowStore) -> None:
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        await coordinator.request(key="k", prompt="one")
+        if when != "open":
+            worker.complete()
+            await run_pending()
+        if when != "restarted":
+            other = await coordinator.request(key="k", prompt="other")
+    if when == "restarted":
         async with running_coordinator(store) as coordinator:
-            worker = await coordinator.join()
-            await coordinator.request(key="k", prompt="one")
-            if when != "open":
-                worker.complete()
-                await run_pending()
-            if when != "restarted":
-                other = await coordinator.request(key="k", prompt="other")
-        if when == "restarted":
-            async with running_coordinator(store) as coordinator:
-                other = await coordinator.request(key="k", prompt="other")
+            other = await coordinator.request(key="k", prompt="other")
 
-        assert isinstance(other.error, KeyReused)
-        assert "send a new key with a new request" in str(other.error)
-
-    virtual.run(scenario())
+    assert isinstance(other.error, KeyReused)
+    assert "send a new key with a new request" in str(other.error)
 
 
 @scripted(run_script)
@@ -355,19 +350,17 @@ async def test_request_from_the_store_compares_equal(tmp_path: Path) -> None:
 # Restarts with several open jobs are in tests/simulation.
 
 
-def test_queue_time_counts_from_the_job(
+@in_virtual_time
+async def test_queue_time_counts_from_the_job(
     store: SlowStore,
 ) -> None:
-    async def scenario() -> None:
-        limits = TimeLimits(queue=10.0)
-        async with running_coordinator(store) as coordinator:
-            await coordinator.join(slots=0)
-            await coordinator.request(key="k", limits=limits)
-        async with running_coordinator(store) as coordinator:
-            await asyncio.sleep(RESTART_GRACE)
-            late = await coordinator.request(key="k", limits=limits)
-            await asyncio.sleep(11.0)
+    limits = TimeLimits(queue=10.0)
+    async with running_coordinator(store) as coordinator:
+        await coordinator.join(slots=0)
+        await coordinator.request(key="k", limits=limits)
+    async with running_coordinator(store) as coordinator:
+        await asyncio.sleep(RESTART_GRACE)
+        late = await coordinator.request(key="k", limits=limits)
+        await asyncio.sleep(11.0)
 
-            assert isinstance(late.error, NoWorker)
-
-    virtual.run(scenario())
+        assert isinstance(late.error, NoWorker)

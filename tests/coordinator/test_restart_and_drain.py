@@ -32,84 +32,78 @@ from shoal.domain.worker import Offer
 from shoal.pool.lifecycle import JobState
 from shoal.protocols.seam.session import CloseCode
 from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 
 
-def test_open_jobs_resume_after_a_restart(store: SlowStore) -> None:
-    async def scenario() -> None:
-        async with running_coordinator(store) as coordinator:
-            worker = await coordinator.join()
-            begun, queued = await coordinator.request(), await coordinator.request()
-            worker.write("lost")
-            await run_pending()
+@in_virtual_time
+async def test_open_jobs_resume_after_a_restart(store: SlowStore) -> None:
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        begun, queued = await coordinator.request(), await coordinator.request()
+        worker.write("lost")
+        await run_pending()
 
-        async with running_coordinator(store) as coordinator:
-            # Longer than the default queue limit.
-            await asyncio.sleep(RESTART_GRACE - 1.0)
-            worker = await coordinator.join(slots=2)
-            assert [(run.job_id, run.lease) for run in worker.runs] == [
-                (begun.job_id, 2),
-                (queued.job_id, 1),
-            ]
-            for run in (0, 1):
-                worker.write("anew", run=run)
-                worker.complete(run=run)
-            await run_pending()
+    async with running_coordinator(store) as coordinator:
+        # Longer than the default queue limit.
+        await asyncio.sleep(RESTART_GRACE - 1.0)
+        worker = await coordinator.join(slots=2)
+        assert [(run.job_id, run.lease) for run in worker.runs] == [
+            (begun.job_id, 2),
+            (queued.job_id, 1),
+        ]
+        for run in (0, 1):
+            worker.write("anew", run=run)
+            worker.complete(run=run)
+        await run_pending()
 
-            story = await coordinator.history(begun.job_id)
+        story = await coordinator.history(begun.job_id)
 
-        assert [JobRequeued, JobLeased, JobStarted, JobCompleted] == kinds(story)[-4:]
-        for client in (begun, queued):
-            stored = await store.job(client.job_id)
-            assert stored is not None
-            assert stored.outcome == Outcome("anew")
-
-    virtual.run(scenario())
+    assert [JobRequeued, JobLeased, JobStarted, JobCompleted] == kinds(story)[-4:]
+    for client in (begun, queued):
+        stored = await store.job(client.job_id)
+        assert stored is not None
+        assert stored.outcome == Outcome("anew")
 
 
-def test_models_from_before_a_restart_are_awaited(store: SlowStore) -> None:
-    async def scenario() -> None:
-        async with running_coordinator(store) as coordinator:
-            await coordinator.join(model="m")
+@in_virtual_time
+async def test_models_from_before_a_restart_are_awaited(store: SlowStore) -> None:
+    async with running_coordinator(store) as coordinator:
+        await coordinator.join(model="m")
 
-        async with running_coordinator(store) as coordinator:
-            client = await coordinator.request("m")
-            unknown = await coordinator.request("never heard of")
-            worker = await coordinator.join(model="m")
-            worker.write("back")
-            worker.complete()
-            await client.task
+    async with running_coordinator(store) as coordinator:
+        client = await coordinator.request("m")
+        unknown = await coordinator.request("never heard of")
+        worker = await coordinator.join(model="m")
+        worker.write("back")
+        worker.complete()
+        await client.task
 
-            assert client.text == "back"
-            assert isinstance(unknown.error, UnknownModel)
-
-    virtual.run(scenario())
+        assert client.text == "back"
+        assert isinstance(unknown.error, UnknownModel)
 
 
-def test_result_for_the_previous_coordinator_is_late(
+@in_virtual_time
+async def test_result_for_the_previous_coordinator_is_late(
     store: SlowStore,
 ) -> None:
-    async def scenario() -> None:
-        async with running_coordinator(store) as coordinator:
-            worker = await coordinator.join()
-            client = await coordinator.request()
-            old = worker.runs[0]
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        client = await coordinator.request()
+        old = worker.runs[0]
 
-        async with running_coordinator(store) as coordinator:
-            worker = await coordinator.join()
-            worker.emit(Completed(old.job_id, old.lease))
-            await run_pending()
-            stored = await store.job(client.job_id)
-            assert stored is not None
-            assert stored.state is JobState.LEASED
+    async with running_coordinator(store) as coordinator:
+        worker = await coordinator.join()
+        worker.emit(Completed(old.job_id, old.lease))
+        await run_pending()
+        stored = await store.job(client.job_id)
+        assert stored is not None
+        assert stored.state is JobState.LEASED
 
-            worker.complete()
-            await run_pending()
+        worker.complete()
+        await run_pending()
 
-            story = await coordinator.history(client.job_id)
-            assert [LateResult, JobCompleted] == kinds(story)[-2:]
-
-    virtual.run(scenario())
+        story = await coordinator.history(client.job_id)
+        assert [LateResult, JobCompleted] == kinds(story)[-2:]
 
 
 def test_function_is_waited_for_after_a_restart(store: SlowStore) -> None:
@@ -135,18 +129,16 @@ def test_function_is_waited_for_after_a_restart(store: SlowStore) -> None:
     virtual.run(scenario())
 
 
-def test_job_without_a_worker_after_a_restart_expires(store: SlowStore) -> None:
-    async def scenario() -> None:
-        async with running_coordinator(store) as coordinator:
-            await coordinator.join()
-            await coordinator.request(limits=SHORT_LIMITS)
-        async with running_coordinator(store) as coordinator:
-            await asyncio.sleep(RESTART_GRACE + 1.0)
+@in_virtual_time
+async def test_job_without_a_worker_after_a_restart_expires(store: SlowStore) -> None:
+    async with running_coordinator(store) as coordinator:
+        await coordinator.join()
+        await coordinator.request(limits=SHORT_LIMITS)
+    async with running_coordinator(store) as coordinator:
+        await asyncio.sleep(RESTART_GRACE + 1.0)
 
-            assert coordinator.hub.pool.jobs == {}
-        assert await store.open_jobs() == []
-
-    virtual.run(scenario())
+        assert coordinator.hub.pool.jobs == {}
+    assert await store.open_jobs() == []
 
 
 @pytest.mark.parametrize("limit", [TimeLimit.QUEUE, TimeLimit.TOTAL])

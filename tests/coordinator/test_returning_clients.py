@@ -21,6 +21,7 @@ from shoal.domain.facts import JobCancelled
 from shoal.domain.job import JobTerms
 from shoal.domain.outcome import THOUGHTS, AnswerPiece, Delta
 from simulation import virtual
+from simulation.virtual import in_virtual_time
 
 GATE = 2.0  # seconds
 PIECES: list[AnswerPiece] = ["Once ", "upon "]
@@ -61,83 +62,73 @@ async def come_back(
     return again
 
 
-def test_an_answer_goes_on_after_what_its_client_has() -> None:
-    async def script() -> None:
-        async with taken_over(begin) as (second, (client,)):
-            again = await come_back(second, client)
-            worker = await second.join(features=CONTINUES)
+@in_virtual_time
+async def test_an_answer_goes_on_after_what_its_client_has() -> None:
+    async with taken_over(begin) as (second, (client,)):
+        again = await come_back(second, client)
+        worker = await second.join(features=CONTINUES)
 
-            assert worker.runs[0].beginning == ["Once upon "]
-            worker.write("a time")
-            worker.complete()
-            await run_pending()
-            assert again.text == "a time"
-            assert again.outcome is not None
-            assert again.outcome.text == "Once upon a time"
-
-    virtual.run(script())
+        assert worker.runs[0].beginning == ["Once upon "]
+        worker.write("a time")
+        worker.complete()
+        await run_pending()
+        assert again.text == "a time"
+        assert again.outcome is not None
+        assert again.outcome.text == "Once upon a time"
 
 
-def test_a_slow_start_takes_nothing_of_the_clients_time() -> None:
-    async def script() -> None:
-        async with taken_over(begin, await_clients=30 * GATE) as (second, (client,)):
-            await asyncio.sleep(20 * GATE)  # ``end_return`` is not called yet
-            again = await come_back(second, client)
-            worker = await second.join(features=CONTINUES)
-            worker.write("a time")
-            worker.complete()
-            await run_pending()
-            assert again.outcome is not None
-            assert again.outcome.text == "Once upon a time"
-
-    virtual.run(script())
+@in_virtual_time
+async def test_a_slow_start_takes_nothing_of_the_clients_time() -> None:
+    async with taken_over(begin, await_clients=30 * GATE) as (second, (client,)):
+        await asyncio.sleep(20 * GATE)  # ``end_return`` is not called yet
+        again = await come_back(second, client)
+        worker = await second.join(features=CONTINUES)
+        worker.write("a time")
+        worker.complete()
+        await run_pending()
+        assert again.outcome is not None
+        assert again.outcome.text == "Once upon a time"
 
 
-def test_a_worker_that_starts_over_repeats_what_the_client_has() -> None:
-    async def script() -> None:
-        async with taken_over(begin) as (second, (client,)):
-            again = await come_back(second, client)
-            worker = await second.join()
+@in_virtual_time
+async def test_a_worker_that_starts_over_repeats_what_the_client_has() -> None:
+    async with taken_over(begin) as (second, (client,)):
+        again = await come_back(second, client)
+        worker = await second.join()
 
-            assert worker.runs[0].beginning == []
-            worker.write("Once upon ", "a time")
-            worker.complete()
-            await run_pending()
-            assert again.text == "a time"
-            assert again.outcome is not None
-            assert again.outcome.text == "Once upon a time"
-
-    virtual.run(script())
+        assert worker.runs[0].beginning == []
+        worker.write("Once upon ", "a time")
+        worker.complete()
+        await run_pending()
+        assert again.text == "a time"
+        assert again.outcome is not None
+        assert again.outcome.text == "Once upon a time"
 
 
-def test_a_worker_that_says_something_else_ends_the_answer() -> None:
-    async def script() -> None:
-        async with taken_over(begin) as (second, (client,)):
-            again = await come_back(second, client)
-            worker = await second.join()
+@in_virtual_time
+async def test_a_worker_that_says_something_else_ends_the_answer() -> None:
+    async with taken_over(begin) as (second, (client,)):
+        again = await come_back(second, client)
+        worker = await second.join()
 
-            worker.write("There was ")
-            await run_pending()
-            assert isinstance(again.error, WorkerLost)
-            assert again.pieces == []
-
-    virtual.run(script())
+        worker.write("There was ")
+        await run_pending()
+        assert isinstance(again.error, WorkerLost)
+        assert again.pieces == []
 
 
-def test_no_second_worker_gets_a_job_whose_client_has_text() -> None:
-    async def script() -> None:
-        async with taken_over(begin, hedge_after=1.0) as (second, (client,)):
-            again = await come_back(second, client)
-            first = await second.join(features=CONTINUES)
-            other = await second.join("other")
-            await asyncio.sleep(3.0)
+@in_virtual_time
+async def test_no_second_worker_gets_a_job_whose_client_has_text() -> None:
+    async with taken_over(begin, hedge_after=1.0) as (second, (client,)):
+        again = await come_back(second, client)
+        first = await second.join(features=CONTINUES)
+        other = await second.join("other")
+        await asyncio.sleep(3.0)
 
-            assert (len(first.runs), len(other.runs)) == (1, 0)
-            first.write("a time")
-            await run_pending()
-            assert again.text == "a time"
-
-    virtual.run(script())
+        assert (len(first.runs), len(other.runs)) == (1, 0)
+        first.write("a time")
+        await run_pending()
+        assert again.text == "a time"
 
 
 def test_no_worker_gets_a_job_before_all_clients_have_come_back() -> None:
@@ -187,32 +178,28 @@ def test_a_job_whose_client_does_not_come_back_ends_after_a_while() -> None:
     virtual.run(script())
 
 
-def test_new_jobs_are_accepted_while_clients_may_come_back() -> None:
-    async def script() -> None:
-        async with taken_over(begin) as (second, _):
-            worker = await second.join()
-            client = await second.request()
-            assert client.accepted
-            assert worker.runs == []
+@in_virtual_time
+async def test_new_jobs_are_accepted_while_clients_may_come_back() -> None:
+    async with taken_over(begin) as (second, _):
+        worker = await second.join()
+        client = await second.request()
+        assert client.accepted
+        assert worker.runs == []
 
-            await asyncio.sleep(GATE)
+        await asyncio.sleep(GATE)
 
-            assert [run.job_id for run in worker.runs] == [client.job_id]
-
-    virtual.run(script())
+        assert [run.job_id for run in worker.runs] == [client.job_id]
 
 
-def test_a_full_queue_refuses_jobs_while_clients_may_come_back() -> None:
-    async def script() -> None:
-        async with taken_over(begin) as (second, _):
-            await second.join(slots=9)
-            second.hub._queue_max = 2
+@in_virtual_time
+async def test_a_full_queue_refuses_jobs_while_clients_may_come_back() -> None:
+    async with taken_over(begin) as (second, _):
+        await second.join(slots=9)
+        second.hub._queue_max = 2
 
-            clients = [await second.request() for _ in range(3)]
+        clients = [await second.request() for _ in range(3)]
 
-            assert [each.error is None for each in clients] == [True, False, False]
-
-    virtual.run(script())
+        assert [each.error is None for each in clients] == [True, False, False]
 
 
 def test_of_two_readers_the_longest_beginning_counts() -> None:
@@ -291,19 +278,17 @@ def test_a_client_learns_how_a_job_without_an_answer_ended() -> None:
     virtual.run(script())
 
 
-def test_a_job_that_was_never_accepted_is_submitted_by_its_client() -> None:
-    async def script() -> None:
-        async with taken_over(begin) as (second, _):
-            await asyncio.sleep(GATE)
-            worker = await second.join()
+@in_virtual_time
+async def test_a_job_that_was_never_accepted_is_submitted_by_its_client() -> None:
+    async with taken_over(begin) as (second, _):
+        await asyncio.sleep(GATE)
+        worker = await second.join()
 
-            client = Client(second.hub, second.job(), [])
-            await run_pending()
+        client = Client(second.hub, second.job(), [])
+        await run_pending()
 
-            assert [run.job_id for run in worker.runs] == [client.job.id]
-            assert client.accepted
-
-    virtual.run(script())
+        assert [run.job_id for run in worker.runs] == [client.job.id]
+        assert client.accepted
 
 
 def test_pieces_after_a_beginning() -> None:

@@ -28,7 +28,7 @@ from shoal.domain.work import Chat
 from shoal.pool.react import STILL_RUNS
 from shoal.pool.state import LOSS_GRACE
 from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 
 GATE = 2.0  # seconds
 PIECES: list[AnswerPiece] = ["Once ", "upon "]
@@ -63,27 +63,25 @@ async def come_back(hub: Coordinator, client: Client) -> Client:
     return again
 
 
-def test_a_worker_goes_on_at_another_coordinator_which_has_no_text() -> None:
-    async def script() -> None:
-        async with taken_over(*PIECES, key="a key") as (second, client, run):
-            worker = await second.join(running=named(run))
+@in_virtual_time
+async def test_a_worker_goes_on_at_another_coordinator_which_has_no_text() -> None:
+    async with taken_over(*PIECES, key="a key") as (second, client, run):
+        worker = await second.join(running=named(run))
 
-            (again,) = worker.runs
-            assert (again.resumes, again.lease) == (run.lease, run.lease + 1)
-            assert again.beginning == []  # so the worker sends all of it again
-            worker.write(*PIECES, "a time")
-            worker.complete()
-            late = Client(second.hub, client.job)
-            await run_pending()
-            assert late.text == "Once upon a time"
-            leases = [
-                fact
-                for fact in await second.history(run.job_id)
-                if isinstance(fact, JobLeased)
-            ]
-            assert [each.reason == STILL_RUNS for each in leases] == [False, True]
-
-    virtual.run(script())
+        (again,) = worker.runs
+        assert (again.resumes, again.lease) == (run.lease, run.lease + 1)
+        assert again.beginning == []  # so the worker sends all of it again
+        worker.write(*PIECES, "a time")
+        worker.complete()
+        late = Client(second.hub, client.job)
+        await run_pending()
+        assert late.text == "Once upon a time"
+        leases = [
+            fact
+            for fact in await second.history(run.job_id)
+            if isinstance(fact, JobLeased)
+        ]
+        assert [each.reason == STILL_RUNS for each in leases] == [False, True]
 
 
 def test_a_worker_goes_on_after_what_the_client_has_though_it_comes_first() -> None:
@@ -114,44 +112,40 @@ def test_a_worker_goes_on_after_what_the_client_has_though_it_comes_first() -> N
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_connections_that_break_before_the_coordinator_ends_change_nothing(
+@in_virtual_time
+async def test_connections_that_break_before_the_coordinator_ends_change_nothing(
     stops: bool,
 ) -> None:
-    async def script() -> None:
-        store = SlowStore()
-        await store.open()
-        async with running_coordinator(store) as first:
-            worker = await first.join(running=())
-            await first.request(key="a key")
-            run = worker.runs[0]
-            if stops:
-                other = await first.join("other", running=())
-                first.hub.leave_all("stopping")
-                other.port.on_disconnect("closed")
-            worker.port.on_disconnect("closed")
-            await run_pending()
-        async with running_coordinator(store) as second:
-            other = await second.join("other", running=())
-            assert other.runs == []
-            worker = await second.join(running=named(run))
-            assert [each.resumes for each in worker.runs] == [run.lease]
-        await store.close()
-
-    virtual.run(script())
+    store = SlowStore()
+    await store.open()
+    async with running_coordinator(store) as first:
+        worker = await first.join(running=())
+        await first.request(key="a key")
+        run = worker.runs[0]
+        if stops:
+            other = await first.join("other", running=())
+            first.hub.leave_all("stopping")
+            other.port.on_disconnect("closed")
+        worker.port.on_disconnect("closed")
+        await run_pending()
+    async with running_coordinator(store) as second:
+        other = await second.join("other", running=())
+        assert other.runs == []
+        worker = await second.join(running=named(run))
+        assert [each.resumes for each in worker.runs] == [run.lease]
+    await store.close()
 
 
-def test_a_job_whose_client_does_not_come_back_is_stopped() -> None:
-    async def script() -> None:
-        async with taken_over(await_clients=GATE) as (second, _, run):
-            worker = await second.join(running=named(run))
-            second.hub.cancel(run.job_id, "an operator")
-            await asyncio.sleep(GATE)
-            assert worker.runs == []
-            stopped = [e for e in worker.commands if isinstance(e, CancelJob)]
-            # The worker knows only the lease under which it runs the job.
-            assert CancelJob(run.job_id, run.lease) in stopped
-
-    virtual.run(script())
+@in_virtual_time
+async def test_a_job_whose_client_does_not_come_back_is_stopped() -> None:
+    async with taken_over(await_clients=GATE) as (second, _, run):
+        worker = await second.join(running=named(run))
+        second.hub.cancel(run.job_id, "an operator")
+        await asyncio.sleep(GATE)
+        assert worker.runs == []
+        stopped = [e for e in worker.commands if isinstance(e, CancelJob)]
+        # The worker knows only the lease under which it runs the job.
+        assert CancelJob(run.job_id, run.lease) in stopped
 
 
 def test_an_answer_of_more_than_text_comes_again_as_a_whole() -> None:
@@ -188,49 +182,43 @@ def test_an_answer_of_more_than_text_comes_again_as_a_whole() -> None:
         assert isinstance(virtual.run(read(other)).error, WorkerLost)
 
 
-def test_a_job_waits_for_its_worker_only_for_a_while() -> None:
-    async def script() -> None:
-        async with taken_over(*PIECES) as (second, _, run):
-            other = await second.join("other", running=())
-            assert other.runs == []
-            waits = second.hub.waits_for(run.job_id)
-            assert waits is not None
-            assert "reconnect" in waits
+@in_virtual_time
+async def test_a_job_waits_for_its_worker_only_for_a_while() -> None:
+    async with taken_over(*PIECES) as (second, _, run):
+        other = await second.join("other", running=())
+        assert other.runs == []
+        waits = second.hub.waits_for(run.job_id)
+        assert waits is not None
+        assert "reconnect" in waits
 
-            await asyncio.sleep(RETURN_GRACE)
-            assert [each.resumes for each in other.runs] == [0]
+        await asyncio.sleep(RETURN_GRACE)
+        assert [each.resumes for each in other.runs] == [0]
 
-            late = await second.join(running=named(run))
-            assert late.runs == []
-            assert late.cancelled == [run.job_id]
-
-    virtual.run(script())
+        late = await second.join(running=named(run))
+        assert late.runs == []
+        assert late.cancelled == [run.job_id]
 
 
-def test_a_job_does_not_wait_for_a_worker_that_has_it_no_more() -> None:
-    async def script() -> None:
-        async with taken_over(*PIECES) as (second, _, run):
-            other = await second.join("other", running=())
-            assert other.runs == []
-            await second.join(model="another model", running=())
-            assert [each.job_id for each in other.runs] == [run.job_id]
-
-    virtual.run(script())
+@in_virtual_time
+async def test_a_job_does_not_wait_for_a_worker_that_has_it_no_more() -> None:
+    async with taken_over(*PIECES) as (second, _, run):
+        other = await second.join("other", running=())
+        assert other.runs == []
+        await second.join(model="another model", running=())
+        assert [each.job_id for each in other.runs] == [run.job_id]
 
 
-def test_a_job_does_not_wait_for_a_worker_that_keeps_none() -> None:
-    async def script() -> None:
-        store = SlowStore()
-        await store.open()
-        async with running_coordinator(store) as first:
-            await first.join()
-            await first.request(key="a key")
-        async with running_coordinator(store) as second:
-            other = await second.join("other")
-            assert len(other.runs) == 1
-        await store.close()
-
-    virtual.run(script())
+@in_virtual_time
+async def test_a_job_does_not_wait_for_a_worker_that_keeps_none() -> None:
+    store = SlowStore()
+    await store.open()
+    async with running_coordinator(store) as first:
+        await first.join()
+        await first.request(key="a key")
+    async with running_coordinator(store) as second:
+        other = await second.join("other")
+        assert len(other.runs) == 1
+    await store.close()
 
 
 @scripted(run_script)

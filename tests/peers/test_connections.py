@@ -66,7 +66,7 @@ from shoal.protocols.seam.peer_session import (
 from shoal.protocols.seam.session import UNDESCRIBED, CloseCode, PeerProfile
 from shoal.store.sql.keys import SqlKeys
 from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 from transports.memory_links import MemoryLink
 
 CONTINUES = frozenset({Feature.CONTINUE})
@@ -1175,27 +1175,25 @@ def test_peer_exchanges_models_while_it_is_approved() -> None:
     virtual.run(scenario())
 
 
-def test_model_messages_go_to_the_model_sharing() -> None:
-    async def scenario() -> None:
-        async with running_coordinator() as coordinator:
-            library = Library()
-            peers = await accept_peers(coordinator, share=library)
-            line = await peers.connect()
-            await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
-            worker = PeerJoined("w", exclusive=True, sends_chunks=True)
-            await send(line, "b", worker)
-            assert library.joined == [("wire:mac", False), ("wire:w", True)]
-            assert library.heard == [("wire:mac", ModelQuery("m"))]
-            assert library.say(ModelAnswer("m", available=True, size=9))
-            await run_pending()
-            assert len(line.received("a", ModelAnswer)) == 1
+@in_virtual_time
+async def test_model_messages_go_to_the_model_sharing() -> None:
+    async with running_coordinator() as coordinator:
+        library = Library()
+        peers = await accept_peers(coordinator, share=library)
+        line = await peers.connect()
+        await send(line, "a", PeerJoined("mac"), ModelQuery("m"))
+        worker = PeerJoined("w", exclusive=True, sends_chunks=True)
+        await send(line, "b", worker)
+        assert library.joined == [("wire:mac", False), ("wire:w", True)]
+        assert library.heard == [("wire:mac", ModelQuery("m"))]
+        assert library.say(ModelAnswer("m", available=True, size=9))
+        await run_pending()
+        assert len(line.received("a", ModelAnswer)) == 1
 
-            await send(line, "a", PeerLeft("bye"))
+        await send(line, "a", PeerLeft("bye"))
 
-            assert library.left == ["wire:mac"]
-            assert not library.say(ModelAnswer("m", available=True))
-
-    virtual.run(scenario())
+        assert library.left == ["wire:mac"]
+        assert not library.say(ModelAnswer("m", available=True))
 
 
 @scripted(play)

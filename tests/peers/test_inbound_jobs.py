@@ -60,7 +60,7 @@ from shoal.peers.inbound_jobs import (
 )
 from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft
 from simulation import virtual
-from simulation.virtual import scripted
+from simulation.virtual import in_virtual_time, scripted
 
 ONE = LeaseNumber(1)
 OWN_SLOTS = 100
@@ -422,24 +422,20 @@ async def test_tasks_run_for_peers(
     assert line.received("a", AnswerChunk)[0].pieces == ['{"label":"a"}']
 
 
-def test_policy_limits_apply() -> None:
-    async def scenario() -> None:
-        async with running_coordinator() as coordinator:
-            peers = await accept_peers(
-                coordinator, replace(DEFAULT_POLICY, limits=TimeLimits(queue=2.0))
-            )
-            await coordinator.join("w", "n")
-            line = await peers.connect()
-            line.emit(
-                "a", SUBMITTER, requested_chat("x", "n"), requested_chat("y", "n")
-            )
-            await asyncio.sleep(3.0)
+@in_virtual_time
+async def test_policy_limits_apply() -> None:
+    async with running_coordinator() as coordinator:
+        peers = await accept_peers(
+            coordinator, replace(DEFAULT_POLICY, limits=TimeLimits(queue=2.0))
+        )
+        await coordinator.join("w", "n")
+        line = await peers.connect()
+        line.emit("a", SUBMITTER, requested_chat("x", "n"), requested_chat("y", "n"))
+        await asyncio.sleep(3.0)
 
-            (rejected,) = line.received("a", Rejected)
-            assert rejected.job_id == "y"
-            assert "over the limit of 2 s" in rejected.reason
-
-    virtual.run(scenario())
+        (rejected,) = line.received("a", Rejected)
+        assert rejected.job_id == "y"
+        assert "over the limit of 2 s" in rejected.reason
 
 
 # Two coordinators that are each other's peers.

@@ -43,6 +43,7 @@ from simulation.faults import (
     give_orders,
 )
 from simulation.functions import NAME, RAISED, Made, SimCaller, squared
+from simulation.virtual import in_virtual_time
 from simulation.world import World
 
 PROTOCOLS = [each for each in discover().values() if each.preferred]
@@ -327,46 +328,40 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_every_call_comes_to_its_right_end(
+@in_virtual_time
+async def test_every_call_comes_to_its_right_end(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:
-    async def scenario() -> None:
-        clients = await live_through(protocol, seed, blobs)
+    clients = await live_through(protocol, seed, blobs)
 
-        assert clients.made.wrong == []
-        assert clients.whole > 60
-        assert clients.lost < 10
-
-    virtual.run(scenario())
+    assert clients.made.wrong == []
+    assert clients.whole > 60
+    assert clients.lost < 10
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_every_call_ends_right_while_operators_suspend_workers(
+@in_virtual_time
+async def test_every_call_ends_right_while_operators_suspend_workers(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:
-    async def scenario() -> None:
-        clients = await live_through(protocol, seed, blobs, orders=30)
+    clients = await live_through(protocol, seed, blobs, orders=30)
 
-        assert clients.made.wrong == []
-        assert clients.whole > 60
-        assert clients.lost < 10
-
-    virtual.run(scenario())
+    assert clients.made.wrong == []
+    assert clients.whole > 60
+    assert clients.lost < 10
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_every_call_ends_right_though_the_disk_is_full_at_times(
+@in_virtual_time
+async def test_every_call_ends_right_though_the_disk_is_full_at_times(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:
-    async def scenario() -> None:
-        clients = await live_through(protocol, seed, blobs, kinds=WITH_FULL_DISKS)
+    clients = await live_through(protocol, seed, blobs, kinds=WITH_FULL_DISKS)
 
-        assert clients.made.wrong == []
-        assert clients.world.store.faults.failures > 0
-        assert clients.whole > 10
-        assert clients.lost < 10
-
-    virtual.run(scenario())
+    assert clients.made.wrong == []
+    assert clients.world.store.faults.failures > 0
+    assert clients.whole > 10
+    assert clients.lost < 10
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)

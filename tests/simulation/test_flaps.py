@@ -37,7 +37,7 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import WorkerLoad
 from shoal.protocols.seam.peer_session import PeerJoined, PeerLeft, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Output
-from simulation import virtual
+from simulation.virtual import in_virtual_time
 from transports.memory_links import MemoryLink
 
 PEERS = 20
@@ -169,42 +169,40 @@ async def served(here: PeerCoordinator, crowd: Crowd) -> "asyncio.Task[object]":
 
 @pytest.mark.long
 @pytest.mark.parametrize("draw", range(DRAWS))
-def test_flaps_leave_nobody_stuck(draw: int) -> None:
-    async def scenario() -> None:
-        async with running_coordinator() as its:
-            random = Random(draw)
-            here = await accept_peers(its)
-            crowd = Crowd([], random=random)
-            serving = await served(here, crowd)
-            peers = [Flapper(crowd, number, random) for number in range(PEERS)]
-            said: Counter[str] = Counter()
+@in_virtual_time
+async def test_flaps_leave_nobody_stuck(draw: int) -> None:
+    async with running_coordinator() as its:
+        random = Random(draw)
+        here = await accept_peers(its)
+        crowd = Crowd([], random=random)
+        serving = await served(here, crowd)
+        peers = [Flapper(crowd, number, random) for number in range(PEERS)]
+        said: Counter[str] = Counter()
+        async with asyncio.TaskGroup() as tasks:
+            for peer in peers:
+                tasks.create_task(peer.flap(FLAPS // PEERS))
+            for _ in range(JOBS):
+                await asyncio.sleep(random.expovariate(1 / 0.07))
+                tasks.create_task(ask(its, random.choice(MODELS), said))
+        await asyncio.sleep(60.0)
+
+        # Every job has ended, and what was answered was answered right.
+        assert sum(said.values()) == JOBS
+        assert set(said) <= {WHOLE, "ended badly"}
+        assert said[WHOLE] > 0.9 * JOBS
+        assert not here.coordinator.hub.pool.jobs
+        assert not crowd.at_work
+        # Everybody is here, is fit, and works.
+        workers = its.hub.pool.workers.values()
+        assert len(workers) == PEERS * len(MODELS)
+        assert {worker.load for worker in workers} == {WorkerLoad()}
+        assert not any(each.draining or each.leases for each in workers)
+        crowd.refuses = 0.0
+        for model in MODELS:
             async with asyncio.TaskGroup() as tasks:
-                for peer in peers:
-                    tasks.create_task(peer.flap(FLAPS // PEERS))
-                for _ in range(JOBS):
-                    await asyncio.sleep(random.expovariate(1 / 0.07))
-                    tasks.create_task(ask(its, random.choice(MODELS), said))
-            await asyncio.sleep(60.0)
-
-            # Every job has ended, and what was answered was answered right.
-            assert sum(said.values()) == JOBS
-            assert set(said) <= {WHOLE, "ended badly"}
-            assert said[WHOLE] > 0.9 * JOBS
-            assert not here.coordinator.hub.pool.jobs
-            assert not crowd.at_work
-            # Everybody is here, is fit, and works.
-            workers = its.hub.pool.workers.values()
-            assert len(workers) == PEERS * len(MODELS)
-            assert {worker.load for worker in workers} == {WorkerLoad()}
-            assert not any(each.draining or each.leases for each in workers)
-            crowd.refuses = 0.0
-            for model in MODELS:
-                async with asyncio.TaskGroup() as tasks:
-                    for _ in range(PEERS):
-                        tasks.create_task(ask(its, model, said))
-                    await asyncio.sleep(0.01)
-                    free = [w for w in workers if model in w.queues and not w.leases]
-                    assert free == []
-            assert not serving.done()
-
-    virtual.run(scenario())
+                for _ in range(PEERS):
+                    tasks.create_task(ask(its, model, said))
+                await asyncio.sleep(0.01)
+                free = [w for w in workers if model in w.queues and not w.leases]
+                assert free == []
+        assert not serving.done()

@@ -28,7 +28,6 @@ from shoal.domain.work import Call
 from shoal.pool.functions import call_limits
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.worker.blob_cache import BlobCache
-from simulation import virtual
 from simulation.faults import Fleet, break_things, end_orders, give_orders
 from simulation.functions import LONG_FROM, NAME, RAISED, Made, SimCaller, squared
 from simulation.test_calls import (
@@ -40,6 +39,7 @@ from simulation.test_calls import (
     Clients,
     worker_of,
 )
+from simulation.virtual import in_virtual_time
 from simulation.world import World
 
 GANGS = 8
@@ -233,12 +233,10 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_every_gang_begins_as_a_whole_and_ends(
+@in_virtual_time
+async def test_every_gang_begins_as_a_whole_and_ends(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:
-    async def scenario() -> None:
-        runs = await live_through(protocol, seed, blobs, orders=20 * (seed % 2))
+    runs = await live_through(protocol, seed, blobs, orders=20 * (seed % 2))
 
-        assert runs.ends["Outcome"] > 0
-
-    virtual.run(scenario())
+    assert runs.ends["Outcome"] > 0

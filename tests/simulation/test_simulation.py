@@ -21,6 +21,7 @@ from simulation.faults import (
     give_orders,
 )
 from simulation.standbys import Standbys
+from simulation.virtual import in_virtual_time
 from simulation.world import World
 
 # On other wires a failure may be text, and a job cannot always be told from its repeat.
@@ -119,90 +120,82 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> None:
-    async def scenario() -> None:
-        world = await live_through(
-            protocol,
-            seed,
-            workers=20,
-            jobs=150,
-            faults=25,
-            stalls=0.05,
-            hedge_after=2.0 if seed % 2 else None,
-        )
+@in_virtual_time
+async def test_every_job_ends_exactly_once(
+    protocol: AnyWireProtocol, seed: int
+) -> None:
+    world = await live_through(
+        protocol,
+        seed,
+        workers=20,
+        jobs=150,
+        faults=25,
+        stalls=0.05,
+        hedge_after=2.0 if seed % 2 else None,
+    )
 
-        assert world.tally.wrong == []
-        assert set(await world.ends()) <= {1}
-        assert set((await world.done_by_key()).values()) <= {1}
-        assert world.tally.whole > 75
-        hedged = sum(isinstance(f, JobHedged) for s in await world.facts() for f in s)
-        assert (hedged > 0) == (seed % 2 == 1)
-        await world.close()
-
-    virtual.run(scenario())
+    assert world.tally.wrong == []
+    assert set(await world.ends()) <= {1}
+    assert set((await world.done_by_key()).values()) <= {1}
+    assert world.tally.whole > 75
+    hedged = sum(isinstance(f, JobHedged) for s in await world.facts() for f in s)
+    assert (hedged > 0) == (seed % 2 == 1)
+    await world.close()
 
 
 @one_short
-def test_every_job_ends_once_while_operators_suspend_workers(
+@in_virtual_time
+async def test_every_job_ends_once_while_operators_suspend_workers(
     protocol: AnyWireProtocol, seed: int
 ) -> None:
-    async def scenario() -> None:
-        world = await live_through(
-            *(protocol, seed),
-            workers=20,
-            jobs=150,
-            faults=15,
-            hedge_after=2.0 if seed % 2 else None,
-            orders=40,
-        )
+    world = await live_through(
+        *(protocol, seed),
+        workers=20,
+        jobs=150,
+        faults=15,
+        hedge_after=2.0 if seed % 2 else None,
+        orders=40,
+    )
 
-        assert world.tally.wrong == []
-        assert set(await world.ends()) <= {1}
-        assert set((await world.done_by_key()).values()) <= {1}
-        assert world.tally.whole > 75
-        pool = world.hub.pool
-        assert [*pool.suspensions] == []
-        assert pool.leaving == {}
-        assert not any(worker.suspension for worker in pool.workers.values())
-        await world.close()
-
-    virtual.run(scenario())
+    assert world.tally.wrong == []
+    assert set(await world.ends()) <= {1}
+    assert set((await world.done_by_key()).values()) <= {1}
+    assert world.tally.whole > 75
+    pool = world.hub.pool
+    assert [*pool.suspensions] == []
+    assert pool.leaving == {}
+    assert not any(worker.suspension for worker in pool.workers.values())
+    await world.close()
 
 
 @one_short
-def test_every_job_ends_once_though_the_disk_is_full_at_times(
+@in_virtual_time
+async def test_every_job_ends_once_though_the_disk_is_full_at_times(
     protocol: AnyWireProtocol, seed: int
 ) -> None:
-    async def scenario() -> None:
-        world = await live_through(
-            *(protocol, seed),
-            workers=20,
-            jobs=150,
-            faults=30,
-            kinds=WITH_FULL_DISKS,
-            price=7,
-        )
+    world = await live_through(
+        *(protocol, seed),
+        workers=20,
+        jobs=150,
+        faults=30,
+        kinds=WITH_FULL_DISKS,
+        price=7,
+    )
 
-        assert world.tally.wrong == []
-        assert world.store.faults.failures > 0
-        assert set(await world.ends()) <= {1}
-        assert set((await world.done_by_key()).values()) <= {1}
-        assert world.tally.whole > 5
-        assert world.hub.books.total() == 0
-        stored = (await world.store.ledger.load()).accounts
-        assert {
-            name: each.balance for name, each in stored.items() if each.balance
-        } == {
-            name: balance
-            for name in world.hub.books.account_names()
-            if (balance := world.hub.books.balance(name))
-        }
-        assert all(
-            not name.startswith("job:") for name in stored if stored[name].balance
-        )
-        await world.close()
-
-    virtual.run(scenario())
+    assert world.tally.wrong == []
+    assert world.store.faults.failures > 0
+    assert set(await world.ends()) <= {1}
+    assert set((await world.done_by_key()).values()) <= {1}
+    assert world.tally.whole > 5
+    assert world.hub.books.total() == 0
+    stored = (await world.store.ledger.load()).accounts
+    assert {name: each.balance for name, each in stored.items() if each.balance} == {
+        name: balance
+        for name in world.hub.books.account_names()
+        if (balance := world.hub.books.balance(name))
+    }
+    assert all(not name.startswith("job:") for name in stored if stored[name].balance)
+    await world.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -213,19 +206,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.long
-def test_thousand_workers_and_ten_thousand_jobs(
+@in_virtual_time
+async def test_thousand_workers_and_ten_thousand_jobs(
     wire: AnyWireProtocol,
 ) -> None:
-    async def scenario() -> None:
-        world = await live_through(wire, 1, workers=1_000, jobs=10_000, faults=100)
+    world = await live_through(wire, 1, workers=1_000, jobs=10_000, faults=100)
 
-        assert world.tally.wrong == []
-        assert await world.ends() == {1: len(world.accepted)}
-        assert set((await world.done_by_key()).values()) == {1}
-        assert world.tally.whole > 8_000
-        await world.close()
-
-    virtual.run(scenario())
+    assert world.tally.wrong == []
+    assert await world.ends() == {1: len(world.accepted)}
+    assert set((await world.done_by_key()).values()) == {1}
+    assert world.tally.whole > 8_000
+    await world.close()
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from shoal.worker.agent import STOPPED, Agent, WorkerEvent
 from shoal.worker.function_offers import SeparateFunctionOffer
 from shoal.worker.model_offers import CHANGED
 from shoal.worker.owner_throttle import OwnerThrottle
-from simulation import virtual
+from simulation.virtual import in_virtual_time
 from worker.test_agent import Network
 
 SOON = 2.0  # seconds in which an agent joins or leaves
@@ -49,84 +49,74 @@ class Stage:
         return told
 
 
-def test_worker_leaves_while_its_owner_has_paused_it() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stage.offer.run())
+@in_virtual_time
+async def test_worker_leaves_while_its_owner_has_paused_it() -> None:
+    stage = Stage()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stage.offer.run())
+        await asyncio.sleep(SOON)
+        assert stage.told == [("joined", "")]
+        stage.throttle.set(50)
+        await asyncio.sleep(SOON)
+        assert stage.told == []
+
+        stage.throttle.set(0)
+        await asyncio.sleep(SOON)
+        assert stage.told == [("left", PAUSED)]
+
+        stage.throttle.set(100)
+        await asyncio.sleep(SOON)
+        assert stage.told == [("joined", "")]
+
+        stage.offer.leave()
+    assert stage.told == [("left", STOPPED)]
+
+
+@in_virtual_time
+async def test_worker_joins_anew_with_the_slots_that_its_owner_lends_now() -> None:
+    stage = Stage(slots=4)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stage.offer.run())
+        await asyncio.sleep(SOON)
+        for percent in (90, 50, 0, 25, 100):
+            stage.throttle.set(percent)
             await asyncio.sleep(SOON)
-            assert stage.told == [("joined", "")]
-            stage.throttle.set(50)
-            await asyncio.sleep(SOON)
-            assert stage.told == []
 
-            stage.throttle.set(0)
-            await asyncio.sleep(SOON)
-            assert stage.told == [("left", PAUSED)]
-
-            stage.throttle.set(100)
-            await asyncio.sleep(SOON)
-            assert stage.told == [("joined", "")]
-
-            stage.offer.leave()
-        assert stage.told == [("left", STOPPED)]
-
-    virtual.run(scenario())
+        stage.offer.leave()
+    left = [reason for kind, reason in stage.told if kind == "left"]
+    assert left == [CHANGED, PAUSED, CHANGED, STOPPED]
+    assert stage.slots == [4, 2, 1, 4]
 
 
-def test_worker_joins_anew_with_the_slots_that_its_owner_lends_now() -> None:
-    async def scenario() -> None:
-        stage = Stage(slots=4)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stage.offer.run())
-            await asyncio.sleep(SOON)
-            for percent in (90, 50, 0, 25, 100):
-                stage.throttle.set(percent)
-                await asyncio.sleep(SOON)
-
-            stage.offer.leave()
-        left = [reason for kind, reason in stage.told if kind == "left"]
-        assert left == [CHANGED, PAUSED, CHANGED, STOPPED]
-        assert stage.slots == [4, 2, 1, 4]
-
-    virtual.run(scenario())
-
-
-def test_worker_that_begins_paused_joins_when_it_is_resumed() -> None:
-    async def scenario() -> None:
-        stage = Stage(percent=0)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stage.offer.run())
-            await asyncio.sleep(SOON)
-            assert stage.networks == []
-
-            stage.throttle.set(1)
-            await asyncio.sleep(SOON)
-            assert stage.told == [("joined", "")]
-            stage.offer.leave()
-
-    virtual.run(scenario())
-
-
-def test_paused_worker_can_be_stopped() -> None:
-    async def scenario() -> None:
-        stage = Stage(percent=0)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stage.offer.run())
-            await asyncio.sleep(SOON)
-            stage.offer.leave()
+@in_virtual_time
+async def test_worker_that_begins_paused_joins_when_it_is_resumed() -> None:
+    stage = Stage(percent=0)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stage.offer.run())
+        await asyncio.sleep(SOON)
         assert stage.networks == []
 
-    virtual.run(scenario())
+        stage.throttle.set(1)
+        await asyncio.sleep(SOON)
+        assert stage.told == [("joined", "")]
+        stage.offer.leave()
 
 
-def test_final_refusal_ends_the_offer() -> None:
-    async def scenario() -> None:
-        stage = Stage(farewell="not wanted")
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stage.offer.run())
-            await asyncio.sleep(SOON)
-            stage.networks[-1].links[-1].deliver("go away")
-        assert stage.told == [("joined", ""), ("left", "not wanted")]
+@in_virtual_time
+async def test_paused_worker_can_be_stopped() -> None:
+    stage = Stage(percent=0)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stage.offer.run())
+        await asyncio.sleep(SOON)
+        stage.offer.leave()
+    assert stage.networks == []
 
-    virtual.run(scenario())
+
+@in_virtual_time
+async def test_final_refusal_ends_the_offer() -> None:
+    stage = Stage(farewell="not wanted")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stage.offer.run())
+        await asyncio.sleep(SOON)
+        stage.networks[-1].links[-1].deliver("go away")
+    assert stage.told == [("joined", ""), ("left", "not wanted")]

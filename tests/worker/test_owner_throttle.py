@@ -28,7 +28,7 @@ from shoal.worker.owner_throttle import (
     OwnerRules,
     OwnerThrottle,
 )
-from simulation import virtual
+from simulation.virtual import in_virtual_time
 
 
 @pytest.mark.parametrize(
@@ -63,44 +63,42 @@ def test_a_pause_changes_no_offer() -> None:
     assert lent == [2, 2, 2, 2, 4]
 
 
-def test_slots_follow_the_throttle_while_jobs_run() -> None:
-    async def scenario() -> None:
-        throttle = OwnerThrottle(50)
-        slots = EngineSlots(4, throttle)
-        began: list[str] = []
-        end = {name: asyncio.Event() for name in "abcdef"}
+@in_virtual_time
+async def test_slots_follow_the_throttle_while_jobs_run() -> None:
+    throttle = OwnerThrottle(50)
+    slots = EngineSlots(4, throttle)
+    began: list[str] = []
+    end = {name: asyncio.Event() for name in "abcdef"}
 
-        async def run(name: str) -> None:
-            async with slots:
-                began.append(name)
-                await end[name].wait()
-
-        async with asyncio.TaskGroup() as tasks:
-            running = {name: tasks.create_task(run(name)) for name in "abcdef"}
-            await asyncio.sleep(1.0)
-            assert began == ["a", "b"]
-
-            throttle.set(75)
-            await asyncio.sleep(1.0)
-            assert began == ["a", "b", "c"]
-
-            throttle.set(25)
-            end["a"].set()
-            end["b"].set()
-            running["d"].cancel()
-            await asyncio.sleep(1.0)
-            assert began == ["a", "b", "c"], "c has the only slot"
-
-            end["c"].set()
-            await asyncio.sleep(1.0)
-            assert began == ["a", "b", "c", "e"]
-            end["e"].set()
-            end["f"].set()
-
+    async def run(name: str) -> None:
         async with slots:
-            pass  # no slot was lost
+            began.append(name)
+            await end[name].wait()
 
-    virtual.run(scenario())
+    async with asyncio.TaskGroup() as tasks:
+        running = {name: tasks.create_task(run(name)) for name in "abcdef"}
+        await asyncio.sleep(1.0)
+        assert began == ["a", "b"]
+
+        throttle.set(75)
+        await asyncio.sleep(1.0)
+        assert began == ["a", "b", "c"]
+
+        throttle.set(25)
+        end["a"].set()
+        end["b"].set()
+        running["d"].cancel()
+        await asyncio.sleep(1.0)
+        assert began == ["a", "b", "c"], "c has the only slot"
+
+        end["c"].set()
+        await asyncio.sleep(1.0)
+        assert began == ["a", "b", "c", "e"]
+        end["e"].set()
+        end["f"].set()
+
+    async with slots:
+        pass  # no slot was lost
 
 
 def test_slots_that_are_gone_are_forgotten() -> None:
@@ -115,44 +113,40 @@ def test_slots_that_are_gone_are_forgotten() -> None:
     assert slots.size == 1
 
 
-def test_a_job_cancelled_as_it_gets_its_slot_gives_it_back() -> None:
-    async def scenario() -> None:
-        slots = EngineSlots(1)
+@in_virtual_time
+async def test_a_job_cancelled_as_it_gets_its_slot_gives_it_back() -> None:
+    slots = EngineSlots(1)
 
-        async def take() -> None:
-            async with slots:
-                pass
-
+    async def take() -> None:
         async with slots:
+            pass
+
+    async with slots:
+        waiting = asyncio.create_task(take())
+        await asyncio.sleep(1.0)
+    waiting.cancel()  # after the grant, before the task runs
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    async with asyncio.timeout(1.0):
+        await take()
+
+
+@in_virtual_time
+async def test_cancelled_jobs_do_not_pile_up_behind_a_long_one() -> None:
+    slots = EngineSlots(1)
+
+    async def take() -> None:
+        async with slots:
+            pass
+
+    async with slots:
+        for _ in range(10):
             waiting = asyncio.create_task(take())
             await asyncio.sleep(1.0)
-        waiting.cancel()  # after the grant, before the task runs
-        await asyncio.gather(waiting, return_exceptions=True)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
 
-        async with asyncio.timeout(1.0):
-            await take()
-
-    virtual.run(scenario())
-
-
-def test_cancelled_jobs_do_not_pile_up_behind_a_long_one() -> None:
-    async def scenario() -> None:
-        slots = EngineSlots(1)
-
-        async def take() -> None:
-            async with slots:
-                pass
-
-        async with slots:
-            for _ in range(10):
-                waiting = asyncio.create_task(take())
-                await asyncio.sleep(1.0)
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
-
-            assert not slots._waiting
-
-    virtual.run(scenario())
+        assert not slots._waiting
 
 
 class HeldCalls:
@@ -190,108 +184,102 @@ class HeldCalls:
         pass
 
 
-def test_calls_that_are_sent_alone_share_the_lent_slots() -> None:
-    async def scenario() -> None:
-        throttle, caller, sent = OwnerThrottle(50), HeldCalls(), list[Event]()
-        slots = EngineSlots(2, throttle)
+@in_virtual_time
+async def test_calls_that_are_sent_alone_share_the_lent_slots() -> None:
+    throttle, caller, sent = OwnerThrottle(50), HeldCalls(), list[Event]()
+    slots = EngineSlots(2, throttle)
 
-        async def send(event: Event) -> None:
-            sent.append(event)
+    async def send(event: Event) -> None:
+        sent.append(event)
 
-        blobs = BlobCache()
-        async with asyncio.TaskGroup() as tasks:
-            calls = RunningCalls(
-                FunctionBackend(caller, blobs, slots),
-                lambda event: True,
-                send,
-                lambda: None,
-                tasks,
-                LoopClock(),
+    blobs = BlobCache()
+    async with asyncio.TaskGroup() as tasks:
+        calls = RunningCalls(
+            FunctionBackend(caller, blobs, slots),
+            lambda event: True,
+            send,
+            lambda: None,
+            tasks,
+            LoopClock(),
+        )
+        for name in ("outer", "b", "c", "d"):
+            calls.start(RunJob(JobId(name), LeaseNumber(1), Call(name, b"", b"")))
+        await asyncio.sleep(1.0)
+        assert caller.began == ["outer"]
+
+        calls.update_lent_slots(1)  # it waits for a call of its own
+        await asyncio.sleep(1.0)
+        assert caller.began == ["outer", "b"]
+
+        throttle.set(100)
+        await asyncio.sleep(1.0)
+        assert caller.began == ["outer", "b", "c"]
+        calls.update_lent_slots(0)
+        caller.end.set()
+    await blobs.close()
+    assert [type(each) for each in sent] == 4 * [Completed]
+
+
+@in_virtual_time
+async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
+    file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
+    heard: list[int] = []
+    reported: list[int] = []
+
+    with throttle.observed(lambda: heard.append(throttle.percent)):
+        watching = asyncio.create_task(
+            throttle.watch(
+                file,
+                OwnerPause(OwnerRules()),
+                lambda: reported.append(throttle.percent),
             )
-            for name in ("outer", "b", "c", "d"):
-                calls.start(RunJob(JobId(name), LeaseNumber(1), Call(name, b"", b"")))
-            await asyncio.sleep(1.0)
-            assert caller.began == ["outer"]
+        )
+        for percent in (0, 50, 50):
+            ThrottleFile(tmp_path).write(percent)
+            await asyncio.sleep(2 * WATCH_INTERVAL)
+        watching.cancel()
 
-            calls.update_lent_slots(1)  # it waits for a call of its own
-            await asyncio.sleep(1.0)
-            assert caller.began == ["outer", "b"]
-
-            throttle.set(100)
-            await asyncio.sleep(1.0)
-            assert caller.began == ["outer", "b", "c"]
-            calls.update_lent_slots(0)
-            caller.end.set()
-        await blobs.close()
-        assert [type(each) for each in sent] == 4 * [Completed]
-
-    virtual.run(scenario())
+    assert heard == reported == [0, 50]
 
 
-def test_the_owners_file_is_followed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
-        heard: list[int] = []
-        reported: list[int] = []
+@in_virtual_time
+async def test_owners_rules_pause_and_their_orders_resume(tmp_path: Path) -> None:
+    file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
+    pause = OwnerPause(OwnerRules(active_within=60.0))
+    idle = 0.0
+    reported: list[str] = []
 
-        with throttle.observed(lambda: heard.append(throttle.percent)):
-            watching = asyncio.create_task(
-                throttle.watch(
-                    file,
-                    OwnerPause(OwnerRules()),
-                    lambda: reported.append(throttle.percent),
-                )
-            )
-            for percent in (0, 50, 50):
-                ThrottleFile(tmp_path).write(percent)
-                await asyncio.sleep(2 * WATCH_INTERVAL)
-            watching.cancel()
+    async def read() -> OwnerReadings:
+        return OwnerReadings(datetime(2026, 1, 5), idle)
 
-        assert heard == reported == [0, 50]
+    def report() -> None:
+        reported.append(throttle.why_paused or f"{throttle.percent}%")
 
-    virtual.run(scenario())
+    now = asyncio.get_running_loop().time
+    following = [
+        asyncio.create_task(throttle.follow_rules(pause, read, now, report)),
+        asyncio.create_task(throttle.watch(file, pause, report)),
+    ]
+    await asyncio.sleep(2 * RULES_INTERVAL)
+    assert reported == ["paused: its user is active"]  # once
 
+    ThrottleFile(tmp_path).write(0)
+    await asyncio.sleep(2 * WATCH_INTERVAL)
+    assert throttle.why_paused == "paused by its owner"
+    ThrottleFile(tmp_path).write(50)
+    await asyncio.sleep(2 * RULES_INTERVAL)
+    assert not throttle.paused, "its owner says so, at the keyboard"
 
-def test_owners_rules_pause_and_their_orders_resume(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file, throttle = ThrottleFile(tmp_path), OwnerThrottle(50)
-        pause = OwnerPause(OwnerRules(active_within=60.0))
-        idle = 0.0
-        reported: list[str] = []
-
-        async def read() -> OwnerReadings:
-            return OwnerReadings(datetime(2026, 1, 5), idle)
-
-        def report() -> None:
-            reported.append(throttle.why_paused or f"{throttle.percent}%")
-
-        now = asyncio.get_running_loop().time
-        following = [
-            asyncio.create_task(throttle.follow_rules(pause, read, now, report)),
-            asyncio.create_task(throttle.watch(file, pause, report)),
-        ]
-        await asyncio.sleep(2 * RULES_INTERVAL)
-        assert reported == ["paused: its user is active"]  # once
-
-        ThrottleFile(tmp_path).write(0)
-        await asyncio.sleep(2 * WATCH_INTERVAL)
-        assert throttle.why_paused == "paused by its owner"
-        ThrottleFile(tmp_path).write(50)
-        await asyncio.sleep(2 * RULES_INTERVAL)
-        assert not throttle.paused, "its owner says so, at the keyboard"
-
-        idle = 99.0
-        await asyncio.sleep(2 * RULES_INTERVAL)
-        idle = 0.0
-        await asyncio.sleep(2 * RULES_INTERVAL)
-        assert throttle.paused
-        idle = 99.0
-        await asyncio.sleep(2 * RULES_INTERVAL)
-        assert reported[1:] == [
-            *("paused by its owner", "50%"),
-            *("paused: its user is active", "50%"),
-        ]
-        for each in following:
-            each.cancel()
-
-    virtual.run(scenario())
+    idle = 99.0
+    await asyncio.sleep(2 * RULES_INTERVAL)
+    idle = 0.0
+    await asyncio.sleep(2 * RULES_INTERVAL)
+    assert throttle.paused
+    idle = 99.0
+    await asyncio.sleep(2 * RULES_INTERVAL)
+    assert reported[1:] == [
+        *("paused by its owner", "50%"),
+        *("paused: its user is active", "50%"),
+    ]
+    for each in following:
+        each.cancel()
