@@ -42,6 +42,21 @@ def test_runner_has_the_first_layers_and_as_many_as_fit() -> None:
     assert found == [("anna", 32), ("ben", 16), ("here", 12)]
 
 
+def test_runner_with_a_gpu_has_the_last_layers() -> None:
+    """The last ones are large: where the first ones would fit, none of them does."""
+    uneven = LoadableModel(
+        "m", 9 * GB, layers=ModelLayers(((8, GB // 2), (2, 5 * GB // 2)))
+    )
+    anna = place("anna", 8)
+    first, last = (
+        layers_of(split_model(uneven, 1, 1, replace(here, holds_last=is_last), [anna]))
+        for here, is_last in ((place("here", 3), False), (place("here", 3), True))
+    )
+
+    assert first == [("anna", 5), ("here", 5)]
+    assert last == [("anna", 9), ("here", 1)]
+
+
 def test_fewest_machines_hold_it() -> None:
     many = [place(f"small {number}", 8) for number in range(9)]
 
@@ -111,6 +126,7 @@ places = st.builds(
     memory=st.integers(0, 60 * GB),
     bandwidth=st.sampled_from([0.0, 20.0, 100.0, 800.0]),
     round_trip=st.sampled_from([0.0, 0.001, 0.02, 1.0]),
+    holds_last=st.booleans(),
 )
 models = st.builds(
     LoadableModel,
@@ -157,7 +173,8 @@ def test_no_machine_holds_more_than_it_may_and_each_layer_is_held_once(
     assert held[-1] == runner.id
     assert sum(each.layers for each in found.shards) == len(model.layers.sizes)
     first = 0
-    for shard in (found.shards[-1], *found.shards[:-1]):
+    *lent, runs = found.shards
+    for shard in (*lent, runs) if runner.holds_last else (runs, *lent):
         own = model.layers.sizes[first : first + shard.layers]
         first += shard.layers
         assert sum(own) <= shard.memory <= by_id[shard.machine].room

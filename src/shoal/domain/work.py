@@ -293,7 +293,8 @@ class Shard(msgspec.Struct, frozen=True):
     """One machine's part of a model that is split over several.
 
     ``machine`` is the id of the worker that has its library, ``layers`` how many it
-    holds, after those of the shards before it, and ``memory`` is in bytes.  ``hosts``
+    holds, after those of the shards before it (the machine that runs the model may have
+    the first ones instead), and ``memory`` is in bytes.  ``hosts``
     and ``port`` are where it listens, and ``fingerprint`` is the SHA-256 of its port's
     certificate in hexadecimal; empty for the shard of the machine that runs the model.
     """

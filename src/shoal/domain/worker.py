@@ -258,6 +258,9 @@ class MemoryLoan(msgspec.Struct, frozen=True):
     to load what it runs together with others now.  ``unfit`` is why it lends nothing
     for now; empty: it lends.
 
+    ``holds_last``: the engine gives this machine the last layers of a model that it
+    runs with others, as on a GPU; else the first, as on a processor.
+
     ``round_trip`` is the seconds to the coordinator and back, 0: unknown, and
     ``round_trips`` are those to machines with which it has run models, by the ids of
     the workers that have their libraries.
@@ -272,6 +275,7 @@ class MemoryLoan(msgspec.Struct, frozen=True):
     unfit: str = ""
     round_trip: float = 0.0
     round_trips: tuple[tuple[str, float], ...] = ()
+    holds_last: bool = False
 
     @property
     def lends(self) -> bool:

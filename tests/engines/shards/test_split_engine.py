@@ -1,10 +1,13 @@
 """The engine of a split model: where its layers are, and the kinds of its work."""
 
 import sys
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engines.outputs import ask
 from engines.shards.conftest import write_program
@@ -15,7 +18,12 @@ from shoal.engines.llama_child import MODEL, ModelToOpen
 from shoal.engines.server_kinds import TEXT
 from shoal.engines.shards.programs import find_programs
 from shoal.engines.shards.shard_process import ShardProcess
-from shoal.engines.shards.split_child import SplitOptions, command_of, placement
+from shoal.engines.shards.split_child import (
+    SplitOptions,
+    command_of,
+    has_last_layers,
+    placement,
+)
 from shoal.engines.shards.split_engine import SplitEngine
 from shoal.worker.shard_links import ShardLinks
 from worker.fake_shards import GROUP, PROTOCOL, RUNNER, open_port, shard_at
@@ -42,6 +50,35 @@ def test_output_stays_where_the_model_is_run(
     kept = options.pop("--override-tensor", None)
     assert options == expected
     assert (kept is not None) == (device == "CPU")
+
+
+def layers_of_devices(options: Mapping[str, object], count: int) -> Sequence[int]:
+    """Return how many layers each device has, the processor first, as llama.cpp does.
+
+    ``llama_model::load_tensors`` (src/llama-model.cpp): the last of ``--gpu-layers``,
+    among which the output is one, go to the devices, by cumulated shares.
+    """
+    on_devices = min(int(str(options["--gpu-layers"])), count + 1)
+    shares = [float(each) for each in str(options["--tensor-split"]).split(",")]
+    bounds = [sum(shares[: end + 1]) / sum(shares) for end in range(len(shares))]
+    first = count + 1 - on_devices
+    found = [first] + [0] * len(shares)
+    for layer in range(first, count):
+        found[1 + bisect_right(bounds, (layer - first) / on_devices)] += 1
+    return found
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(0, 60))
+def test_each_machine_gets_the_layers_of_the_plan(lent: list[int], own: int) -> None:
+    """In the order of the plan: a GPU of this machine after the others."""
+    count, ports = sum(lent) + own, tuple(lent)
+    for device in ("CPU", "CUDA0"):
+        split = SplitOptions("llama-server", device, ports, (*lent, own), 512)
+
+        found = layers_of_devices(placement(split), count)
+
+        last = has_last_layers(device)
+        assert found == ([0, *lent, own] if last else [own, *lent])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")

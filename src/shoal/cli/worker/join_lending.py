@@ -19,6 +19,7 @@ from shoal.engines.loadable_files import LoadableFile
 from shoal.engines.shards.programs import ShardPrograms, find_programs
 from shoal.engines.shards.shard_caches import trim_caches
 from shoal.engines.shards.shard_process import ShardProcess, can_isolate
+from shoal.engines.shards.split_child import has_last_layers
 from shoal.engines.shards.split_engine import SplitEngine
 from shoal.ledger.keys import Signer
 from shoal.transports.relayed_sockets import RelayedSockets, TriedUrl
@@ -172,6 +173,7 @@ async def open_shared_memory(
     key = signer.public_key.hex()
     terms = MemoryLoan(
         *(programs.protocol, key, memory, tuple(config.lend_for)),
+        holds_last=has_last_layers(programs.device),
         round_trip=await _round_trip(target.http_url) if target.url else 0.0,
     )
     isolated = bool(memory) and await can_isolate()

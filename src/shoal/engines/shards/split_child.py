@@ -151,16 +151,24 @@ def command_of(
     return command + [word for each in OPTIONAL if each[0] in known for word in each]
 
 
+def has_last_layers(device: str) -> bool:
+    """Return whether a device of the machine that runs a model has the last layers.
+
+    llama.cpp gives a processor the first ones, and other devices theirs in its order of
+    them, in which shards come before GPUs of this machine.
+    """
+    return device != CPU
+
+
 def placement(split: SplitOptions) -> Mapping[str, object]:
     """Return the options that say where the layers are.
 
-    A processor has the first layers; other devices have theirs in the order of
-    llama.cpp, in which shards come before GPUs of this machine.  The output counts as a
-    layer.  It stays here, because its result is large: a number for each token of the
+    ``has_last_layers`` says in which order the devices have them.  The output counts as
+    a layer.  It stays here, because its result is large: a number for each token of the
     vocabulary.
     """
     *lent, own = split.layers
-    if split.device != CPU:
+    if has_last_layers(split.device):
         return {
             "--gpu-layers": ALL_LAYERS,
             "--tensor-split": ",".join(map(str, (*lent, own + 1))),

@@ -287,7 +287,9 @@ class _Groups:
         )
         memory = room.free + room.coming + evictable - reserved
         place = Holder(
-            *(runner.id, runner.shown_name, max(0, memory)), runner.library.bandwidth
+            *(runner.id, runner.shown_name, max(0, memory)),
+            runner.library.bandwidth,
+            holds_last=own.holds_last,
         )
         return split_model(model, *self._settings(name, runner), place, lenders)
 

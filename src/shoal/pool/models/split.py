@@ -1,8 +1,9 @@
 """How the layers of a model are split over machines, where it fits on none.
 
-One machine *runs* the model: it has the file, reads prompts, and holds the first layers
-and what follows the last, whose result is large (a number for each token of the
-vocabulary).  The others *lend* memory: each holds a row of the layers between.  Each
+One machine *runs* the model: it has the file, reads prompts, and holds what follows the
+last layer, whose result is large (a number for each token of the vocabulary).  Its own
+layers are the first ones, or the last, as its engine has it.  The others *lend* memory:
+each holds a row of the others.  Each
 token visits all of them in turn, so the time of a token is the sum of theirs, and of
 the ways.
 """
@@ -26,7 +27,8 @@ class Holder:
 
     ``memory`` is what it may take there, in bytes.  ``bandwidth`` is that of its memory
     in GB of 10^9 bytes a second, 0: unknown, and ``round_trip`` the seconds from the
-    machine that runs the model to it and back.
+    machine that runs the model to it and back.  ``holds_last``: its layers are the last
+    ones where it runs the model.
     """
 
     id: str
@@ -34,6 +36,7 @@ class Holder:
     memory: int
     bandwidth: float = 0.0
     round_trip: float = 0.0
+    holds_last: bool = False
 
     @property
     def room(self) -> int:
@@ -54,7 +57,7 @@ class Holder:
 class ModelSplit:
     """The parts of a model, those of lenders in the order of its layers.
 
-    The runner's is last, and has the layers before these.
+    The runner's is last; it has the layers before these, or those after them.
 
     ``batch`` is how many tokens of a prompt are read at a time, and ``seconds`` how
     long a token of an answer takes, roughly.
@@ -121,10 +124,12 @@ class _PartSizes:
         return None
 
     def _fill(self, runner: Holder, lenders: Sequence[Holder]) -> ModelSplit | None:
-        """Give each machine as many layers as it holds, the runner the first ones.
+        """Give each machine as many layers as it holds, the runner before the others.
 
-        The quickest come first, and what is left is the slowest's.
+        The quickest come first, and what is left is the slowest's.  Where the runner
+        holds the last layers, all are given from the last to the first.
         """
+        sizes = self.sizes[::-1] if runner.holds_last else self.sizes
         quickest = sorted(lenders, key=lambda each: (each.seconds(int(GB)), each.id))
         next_, last = 0, len(self.sizes)
         shards: list[Shard] = []
@@ -134,8 +139,8 @@ class _PartSizes:
             *((each, self.besides) for each in quickest),
         ):
             taken, count = besides, 0
-            while next_ < last and taken + self.sizes[next_] <= place.room:
-                taken += self.sizes[next_]
+            while next_ < last and taken + sizes[next_] <= place.room:
+                taken += sizes[next_]
                 next_ += 1
                 count += 1
             if count or place is runner:
@@ -144,6 +149,8 @@ class _PartSizes:
         if next_ < last or len(shards) < 2:
             return None
         own, *lent = shards
+        if runner.holds_last:
+            lent.reverse()
         return ModelSplit((*lent, own), self.batch, seconds)
 
     def shortage(self, runner: Holder, lenders: Sequence[Holder]) -> str:
