@@ -146,8 +146,9 @@ async def test_pieces_go_to_the_front_at_once_and_to_the_hub_later(
         assert fronts.first.texts[2] == words.TextSent(route.name, 4, ["e"])
 
         assert worker.write("f")
-        assert worker.links.catch_up(words.Completed(JOB, LEASE))
-        assert worker.told[2:] == [copied("f")]
+        end = worker.links.caught_up(words.Completed(JOB, LEASE))
+        assert end == words.Completed(JOB, LEASE, rest=("f",), copied=True)
+        worker.links.on_sent(end)
         assert not worker.links.answers
 
 
@@ -188,7 +189,8 @@ async def test_without_a_link_all_goes_to_the_coordinator(tmp_path: Path) -> Non
         await eventually(lambda: not worker.links._links or not _dialling(worker))
 
         assert not worker.write("a")
-        assert worker.links.catch_up(words.AnswerChunk(JOB, LEASE, ["a"]))
+        chunk = words.AnswerChunk(JOB, LEASE, ["a"])
+        assert worker.links.caught_up(chunk) is chunk
         assert not worker.told
 
 
@@ -216,7 +218,8 @@ async def test_the_rest_is_told_after_what_was_sent_past(tmp_path: Path) -> None
         worker.online = False
         worker.write("b")
         await eventually(lambda: len(fronts.first.texts) == 2)
-        assert not worker.links.catch_up(words.Completed(JOB, LEASE))
+        failed = words.Failed(JOB, LEASE, "no more")
+        assert worker.links.caught_up(failed) is None
         worker.online = True
         worker.links.end_all()
 

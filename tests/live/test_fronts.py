@@ -258,13 +258,13 @@ def test_what_was_lost_on_the_way_past_the_hub_comes_after_all(
             model.go_on.set()
             assert [each.end() for each in readings] == [ANSWERS[STORY]] * 4
         else:
-            # Some of the streams are at the other front than the worker.
+            # Its clients are cut off, and the others lose what it was to pass on.
             os.kill(fronts.pids(FRONT_NAME)[0], signal.SIGKILL)
             model.go_on.set()
             for each in readings:
                 each.thread.join(PATIENCE)
-            whole = [each.text for each in readings if each.error is None]
-            assert all(each == ANSWERS[STORY] for each in whole)
+                assert not each.thread.is_alive()
+            assert all(ANSWERS[STORY].startswith(each.text) for each in readings)
     finally:
         model.close()
     assert "Traceback" not in fronts.pool.program.errors

@@ -294,7 +294,8 @@ class WorkerEvents:
         try:
             if event.rest:
                 # No FirstOutput: the result follows.
-                answer.append(event.rest, self._clock.now())
+                now = self._clock.now()
+                answer.append(event.rest, now, copied=event.copied)
             answer.check_complete()
         except (ReaderTooSlow, UnusableOutput) as problem:
             self._stop_answer(event.job_id, problem)

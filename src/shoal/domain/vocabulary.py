@@ -250,6 +250,7 @@ class Completed(msgspec.Struct, frozen=True):
     """The answer is complete.
 
     ``rest`` is the part not sent before; the whole answer, if a wire does not stream.
+    ``copied`` is as in ``AnswerChunk``, of the rest.
     ``output``, ``value`` and ``blobs`` are as in ``Outcome``, and ``receipt`` is
     signed by the worker.
     """
@@ -263,6 +264,7 @@ class Completed(msgspec.Struct, frozen=True):
     receipt: SignedReceipt | None = None
     value: bytes = b""
     blobs: tuple[bytes, ...] = ()
+    copied: bool = False
 
 
 class ReceiptSent(msgspec.Struct, frozen=True):

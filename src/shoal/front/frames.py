@@ -139,17 +139,6 @@ class KeysChanged(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-class Accepted(msgspec.Struct, frozen=True):
-    """A job is accepted; ``headers`` are of the response.
-
-    With an idempotency key, it may be an earlier one.
-    """
-
-    stream: int
-    job_id: JobId
-    headers: Mapping[str, str] = {}
-
-
 class Leased(msgspec.Struct, frozen=True):
     """A worker has the job of a stream, and writes after ``size`` characters.
 
@@ -163,6 +152,18 @@ class Leased(msgspec.Struct, frozen=True):
     size: int
     resumes: bool = False
     route: bytes = b""
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A job is accepted; ``headers`` are of the response.
+
+    With an idempotency key, it may be an earlier one.  ``leased``: at once.
+    """
+
+    stream: int
+    job_id: JobId
+    headers: Mapping[str, str] = {}
+    leased: Leased | None = None
 
 
 class Pieces(msgspec.Struct, frozen=True):

@@ -315,11 +315,11 @@ class _StreamReader:
         self._routed = False  # whether the worker sends pieces to the front itself
         self._on_settled: Callable[[], None] | None = None
 
-    def accept(self) -> None:
+    def accept(self, leased: frames.Leased | None = None) -> None:
         """Report that the job is accepted, once."""
         accepted, self._accepted = self._accepted, None
         if accepted is not None:
-            self._channel.send(accepted)
+            self._channel.send(replace(accepted, leased=leased))
 
     async def forward(self) -> None:
         """Send the pieces until the answer ends."""
@@ -341,14 +341,16 @@ class _StreamReader:
         answer, link = self._answer, self._link
         route = link.text_route(answer.job_id, answer.lease) if routable else None
         self._routed = route is not None
-        self.accept()
         self._place = min(self._place, answer.size)  # it may begin anew
         leased = frames.Leased(
             *(self._number, answer.worker_id, answer.lease, answer.size),
             resumes=resumes,
             route=b"" if route is None else route.name,
         )
-        self._then(leased)
+        if self._accepted is None:
+            self._then(leased)
+        else:
+            self.accept(leased)
         return route
 
     def on_copied(self, pieces: Sequence[AnswerPiece]) -> bool:

@@ -545,6 +545,8 @@ class LinkedJobs:
                 if (former := stream.former) is not None and self._channel is not None:
                     stream.former = None
                     self._channel.send(frames.Leave(former))
+                if frame.leased is not None and stream.answer is not None:
+                    self._on_lease(stream, stream.answer, frame.leased)
             case frames.Leased() if answer is not None:
                 self._on_lease(stream, answer, frame)
             case frames.Pieces(at=at, pieces=pieces) if answer is not None:

@@ -465,15 +465,21 @@ class Agent:
         driver = self._driver
         if driver is None:
             return False
-        if self._texts.answers and not self._texts.catch_up(event):
-            return False
+        if self._texts.answers:
+            caught_up = self._texts.caught_up(event)
+            if caught_up is None:
+                return False
+            event = caught_up
         if isinstance(event, words.Rejected) and words.Rejected not in driver.accepts:
             event = words.Failed(
                 event.job_id, event.lease, f"not started: {event.reason}"
             )
         if isinstance(event, words.CallMessage) and type(event) not in driver.accepts:
             return False
-        return driver.send(event)
+        sent = driver.send(event)
+        if sent and self._texts.answers:
+            self._texts.on_sent(event)
+        return sent
 
     def _on_job_ended(self) -> None:
         self._ended_at = self._clock.now()

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from shoal.domain import vocabulary as words
 from shoal.domain.answer_assembly import size_of
 from shoal.domain.ids import JobId, LeaseNumber
@@ -107,20 +109,28 @@ class TextLinks:
             asyncio.get_running_loop().call_soon(self._flush_all)
         return driver
 
-    def catch_up(self, event: words.Event) -> bool:
-        """Send copies of what was sent before an event; return whether all are sent."""
+    def caught_up(self, event: words.Event) -> words.Event | None:
+        """Send copies of what was sent before an event, or add them to it.
+
+        None: they could not be sent.
+        """
         if not isinstance(event, OF_ANSWERS):
-            return True
+            return event
         job_id = event.job_id
         answer = self.answers.get(job_id)
         if answer is None or (isinstance(event, words.AnswerChunk) and event.copied):
-            return True
+            return event
         self._flush(job_id, answer)
-        if not self._copy(job_id, answer):
-            return False
+        if isinstance(event, words.Completed) and answer.uncopied and not event.rest:
+            event = replace(event, rest=(*answer.uncopied,), copied=True)
+        elif not self._copy(job_id, answer):
+            return None
+        return event
+
+    def on_sent(self, event: words.Event) -> None:
+        """Forget an answer whose end was sent."""
         if isinstance(event, ENDS):
-            self.forget(job_id)
-        return True
+            self.forget(event.job_id)
 
     def end_all(self) -> None:
         """Send copies of all, and what comes to the coordinator, which is another."""
