@@ -31,7 +31,7 @@ from live.programs import (
     eventually,
 )
 from live.test_calls_survive import CODE, FLAGS, LONG, begun, marked
-from live.test_fronts import STREAMS, Fronts, Reading, chat_with
+from live.test_fronts import LOGGED, STREAMS, Fronts, Reading, chat_with
 from models.tiny_answers import ANSWERS
 from shoal.app.parts import HUB_NAME
 
@@ -132,6 +132,24 @@ def pause_hub(node: Fronts) -> None:
     (hub,) = node.pids(HUB_NAME)
     os.kill(hub, signal.SIGSTOP)
     eventually(lambda: hub not in node.pids(HUB_NAME), "it is killed")
+
+
+def test_text_goes_to_the_node_with_the_client(
+    nodes: Nodes, slow_model: GatedModel
+) -> None:
+    first = nodes.first()
+    second, third = nodes.standby(), nodes.standby()
+    worker = second.pool.joined("one", *slow_model.flags, *LOGGED)
+    reading = Reading(third, "chat")
+    eventually(lambda: reading.text, "it has begun")
+
+    address = third.pool.url.removeprefix("http://")
+    opened = f"text link open url=noise+ws://{address}/"
+    eventually(lambda: opened in worker.errors, "the text link is open")
+    slow_model.go_on.set()
+
+    assert reading.end() == ANSWERS[STORY]
+    assert "Traceback" not in first.pool.program.errors
 
 
 @pytest.mark.parametrize("lose", [lose_power, pause_hub])
