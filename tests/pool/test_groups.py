@@ -275,6 +275,36 @@ def test_runner_unloads_what_it_does_not_use() -> None:
     assert waiting.pending == {"big": "waits until anna has room for a part"}
 
 
+def test_runner_has_one_model_of_those_that_exclude_each_other() -> None:
+    """There is memory for both; the other is unloaded, if it is not busy."""
+    small = LoadableModel("small", GB // 100)
+    deployments = {
+        name: DeploymentSet(name, each, "al", exclusive_group="one")
+        for name, each in (("big", 1), ("small", 0))
+    }
+    anna = machine("anna", models=(BIG, small))
+
+    def formed(*machines: Machine, now: float = NOW) -> Placement:
+        single = place(machines, WAITED, deployments, now)
+        return form_groups(machines, single, deployments, now)
+
+    for busy in (False, True):
+        loaded = LoadedModel(small.size, NOW - 900, NOW - 900, busy)
+        occupied = replace(anna, loaded={"small": loaded})
+        found = [
+            (each.action, each.name) for each in works(formed(occupied, BEN, CLEO))
+        ]
+        assert found == ([] if busy else [(ModelAction.UNLOAD, "small")])
+
+    machines = told((anna, BEN, CLEO), formed(anna, BEN, CLEO))
+    assert machines[1].library.loan is not None
+    taken = replace(machines[0], loaded={"small": LoadedModel(small.size, NOW, NOW)})
+    later = formed(taken, *machines[1:], now=NOW + 200)
+    assert {each.action for each in works(later)} == {ModelAction.UNLOAD}
+    later = formed(*machines, now=NOW + 200)
+    assert [each.action for each in works(later)] == [ModelAction.LOAD]
+
+
 def test_failed_runner_is_asked_again_later() -> None:
     failed = replace(ANNA, failed={"big": (NOW + 5, "ben: connection refused")})
 

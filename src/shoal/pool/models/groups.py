@@ -182,6 +182,7 @@ class _Groups:
                 or runner is None
                 or not _can_run(runner, name)
                 or runner.failed.get(name, (0.0, ""))[0] > self.now
+                or _room(runner, self.now).has_any(self._rivals(name))
                 or any(each.machine not in found for each in lent)
             ):
                 continue
@@ -295,7 +296,9 @@ class _Groups:
 
     def _begin(self, name: str, runner: Machine, split: ModelSplit) -> None:
         """Make room for the runner's part, or order the others to lend theirs."""
-        bid = _room(runner, self.now).bid(name, split.shards[-1].memory, Claim.WAITED)
+        bid = _room(runner, self.now).bid(
+            name, split.shards[-1].memory, Claim.WAITED, self._rivals(name)
+        )
         if bid is None or bid.effort is not Effort.NONE:
             for victim in bid.victims if bid else ():
                 unload = ModelAction.UNLOAD
@@ -317,6 +320,17 @@ class _Groups:
             self._lend(order)
             self._order(order, f"fits on no machine: split over {shown}")
         self.pending[name] = f"is being split over {shown}"
+
+    def _rivals(self, name: str) -> Sequence[str]:
+        """Return the models that exclude one on the machine that runs it."""
+        own = self.deployments.get(name)
+        if own is None or not own.exclusive_group:
+            return ()
+        return [
+            each.name
+            for each in self.deployments.values()
+            if each.exclusive_group == own.exclusive_group and each.name != name
+        ]
 
     def _settings(self, name: str, runner: Machine) -> tuple[int, int]:
         """Return the context and slots that a model gets there."""
