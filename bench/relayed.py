@@ -12,7 +12,9 @@ import struct
 import sys
 import time
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 from node import TEXT, upgrade
 from shoal.ledger.keys import Signer
@@ -145,6 +147,22 @@ def data(sender: RelayNode, receiver: RelayNode, session: str, size: int) -> byt
 
 async def serve(node: RelayNode) -> None:
     """Answer everything that is asked of a node, as one of Rust's does."""
+    async for ends, content in requests(node):
+        request = {"requestID": content["requestID"]}
+        answer = {"inferenceChunk": {"_0": request | {"chunk": CHUNK}}}
+        last = {"inferenceComplete": {"_0": request}}
+        texts = (
+            base64.b64encode(json.dumps(each).encode()).decode()
+            for each in (answer, last)
+        )
+        frames = (frame(message("relayData", **ends, data=each)) for each in texts)
+        node.writer.write(b"".join(frames))  # to be read together at any pace
+
+
+async def requests(
+    node: RelayNode,
+) -> AsyncIterator[tuple[dict[str, str], dict[str, Any]]]:
+    """Yield what is asked of a node, and the two ends of what answers it."""
     while True:
         ((kind, payload),) = json.loads(await _receive(node.reader)).items()
         if kind not in ("relayOpen", "relayData"):
@@ -159,15 +177,7 @@ async def serve(node: RelayNode) -> None:
             continue
         ((kind, content),) = json.loads(base64.b64decode(payload["data"])).items()
         if kind == "inferenceRequest":
-            request = {"requestID": content["_0"]["requestID"]}
-            answer = {"inferenceChunk": {"_0": request | {"chunk": CHUNK}}}
-            last = {"inferenceComplete": {"_0": request}}
-            texts = (
-                base64.b64encode(json.dumps(each).encode()).decode()
-                for each in (answer, last)
-            )
-            frames = (frame(message("relayData", **ends, data=each)) for each in texts)
-            node.writer.write(b"".join(frames))  # to be read together at any pace
+            yield ends, content["_0"]
 
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
-from relayed import RelayNode, frame, message, registered
+from relayed import RelayNode, frame, message, registered, requests
 from shoal.domain.outcome import Usage
 from shoal.domain.work import Chat, JobKind, Work
 from shoal.domain.worker import Offer, ServedModel
@@ -116,21 +116,8 @@ async def serve_in_the_open(way: str, port: int) -> None:
     node = await registered(port, seed, way, slots=SLOTS)
     print(json.dumps({"joined": True}), flush=True)
     async with asyncio.TaskGroup() as tasks:
-        while True:
-            ((kind, payload),) = json.loads(await _receive(node.reader)).items()
-            if kind not in ("relayOpen", "relayData"):
-                continue
-            ends = {
-                "fromNodeID": node.id,
-                "toNodeID": payload["fromNodeID"],
-                "sessionID": payload["sessionID"],
-            }
-            if kind == "relayOpen":
-                node.writer.write(frame(message("relayReady", **ends)))
-                continue
-            ((kind, content),) = json.loads(base64.b64decode(payload["data"])).items()
-            if kind == "inferenceRequest":
-                tasks.create_task(_answer(node, ends, content["_0"]))
+        async for ends, content in requests(node):
+            tasks.create_task(_answer(node, ends, content))
 
 
 async def _answer(node: RelayNode, ends: dict[str, str], asked: dict[str, Any]) -> None:
@@ -162,13 +149,6 @@ def _carried(ends: dict[str, str], **kinds: dict[str, Any]) -> bytes:
     text = json.dumps(content, separators=(",", ":")).encode()
     data = base64.b64encode(text).decode()
     return frame(message("relayData", **ends, data=data))
-
-
-async def _receive(reader: asyncio.StreamReader) -> bytes:
-    _, size = await reader.readexactly(2)
-    if size >= 126:
-        size = int.from_bytes(await reader.readexactly(2 if size == 126 else 8))
-    return await reader.readexactly(size)
 
 
 async def main() -> None:

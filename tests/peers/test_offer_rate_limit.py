@@ -1,6 +1,5 @@
 """The rate limit on offers of peers."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,46 +11,9 @@ from shoal.peers.peer_models import (
     CHANGES_EVERY,
     OfferRateLimiter,
 )
+from transports.manual_clock import ManualClock
 
 Offers = tuple[Offer, ...]
-
-
-@dataclass
-class ScheduledCall:
-    """A scheduled call, which can be cancelled."""
-
-    when: float
-    call: Callable[[], None]
-    cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-@dataclass
-class SteppedClock:
-    """A clock that the test advances."""
-
-    time: float = 100.0
-    dues: list[ScheduledCall] = field(default_factory=list)
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-    def call_at(self, when: float, call: Callable[[], None]) -> ScheduledCall:
-        self.dues.append(ScheduledCall(when, call))
-        return self.dues[-1]
-
-    def advance(self, seconds: float) -> None:
-        self.time += seconds
-        due = [each for each in self.dues if each.when <= self.time]
-        self.dues = [each for each in self.dues if each not in due]
-        for each in due:
-            if not each.cancelled:
-                each.call()
 
 
 def offer(name: str) -> Offers:
@@ -71,21 +33,21 @@ class ForwardedOffers:
 
 
 def test_rapid_changes_are_coalesced() -> None:
-    clock, taken = SteppedClock(), ForwardedOffers(changes=2 * CHANGES_AT_ONCE)
+    clock, taken = ManualClock(), ForwardedOffers(changes=2 * CHANGES_AT_ONCE)
     stock = OfferRateLimiter(clock)
 
     for number in range(1000):
         stock.submit("p", offer(str(number)), taken)
 
     assert taken.offers == [offer("0")]
-    clock.advance(CHANGES_AT_ONCE * CHANGES_EVERY)
+    clock.move(CHANGES_AT_ONCE * CHANGES_EVERY)
     assert taken.offers == [offer("0"), offer("999")]
-    clock.advance(1000.0)
+    clock.move(1000.0)
     assert taken.offers == [offer("0"), offer("999")]
 
 
 def test_few_changes_pass_at_once() -> None:
-    clock, taken = SteppedClock(), ForwardedOffers(changes=2)
+    clock, taken = ManualClock(), ForwardedOffers(changes=2)
     stock = OfferRateLimiter(clock)
 
     for number in range(100):
@@ -95,19 +57,19 @@ def test_few_changes_pass_at_once() -> None:
 
 
 def test_long_term_rate_is_limited() -> None:
-    clock, taken = SteppedClock(), ForwardedOffers(changes=2)
+    clock, taken = ManualClock(), ForwardedOffers(changes=2)
     stock = OfferRateLimiter(clock)
 
     for number in range(10_000):
         stock.submit("p", offer(str(number)), taken)
-        clock.advance(0.01)
+        clock.move(0.01)
 
     at_most = (CHANGES_AT_ONCE + 100.0 / CHANGES_EVERY) / 2
     assert at_most - 2 <= len(taken.offers) <= at_most + 2
 
 
 def test_limit_is_kept_per_peer_across_reconnections() -> None:
-    clock = SteppedClock()
+    clock = ManualClock()
     before, back, other = (
         ForwardedOffers(changes=2 * CHANGES_AT_ONCE) for _ in range(3)
     )
@@ -121,7 +83,7 @@ def test_limit_is_kept_per_peer_across_reconnections() -> None:
 
     assert before.offers == [offer("a")]
     assert (back.offers, other.offers) == ([], [offer("d")])
-    clock.advance(1000.0)
+    clock.move(1000.0)
     assert (before.offers, back.offers) == ([offer("a")], [offer("c")])
 
 
@@ -129,11 +91,11 @@ def test_peers_with_a_full_allowance_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peer_models, "PEERS_FIRST", 8)
-    clock, taken = SteppedClock(), ForwardedOffers(changes=1)
+    clock, taken = ManualClock(), ForwardedOffers(changes=1)
     stock = OfferRateLimiter(clock)
 
     for number in range(1000):
         stock.submit(f"p{number}", offer("a"), taken)
-        clock.advance(1.0)
+        clock.move(1.0)
 
     assert len(stock._states) <= 8

@@ -7,8 +7,8 @@ from collections.abc import Callable
 class ManualClock:
     """A clock, and the CPU time of the loop's thread."""
 
-    def __init__(self) -> None:
-        self.time = 100.0
+    def __init__(self, time: float = 100.0) -> None:
+        self.time = time
         self.used = 0.0
         self.calls: list[tuple[float, Callable[[], None]]] = []
 
@@ -24,7 +24,21 @@ class ManualClock:
     def call_at(self, when: float, call: Callable[[], None]) -> "ManualTimer":
         entry = (when, call)
         self.calls.append(entry)
-        return ManualTimer(lambda: self.calls.remove(entry))
+
+        def cancel() -> None:
+            if entry in self.calls:  # it has not run yet
+                self.calls.remove(entry)
+
+        return ManualTimer(cancel)
+
+    def move(self, seconds: float) -> None:
+        """Let time pass, and run the calls that are due by then, at the end of it."""
+        self.time += seconds
+        due = [each for each in self.calls if each[0] <= self.time]
+        for each in due:
+            if each in self.calls:  # no other has cancelled it
+                self.calls.remove(each)
+                each[1]()
 
     async def advance(self, seconds: float) -> None:
         """Let time pass, and everybody run who is due."""
