@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -23,6 +23,8 @@ from shoal.protocols.seam.noise import TAG_SIZE
 from shoal.transports.blocking.bulk_socket import BulkSocket
 from shoal.transports.link import LinkClosed
 from shoal.transports.websocket import WebSocketLink
+
+T = TypeVar("T")
 
 KEY_SIZE = 32  # bytes
 NUMBER_SIZE = 16  # bytes: the name of a connection, which is no secret
@@ -218,11 +220,16 @@ class BulkReceiver:
                 message = buffer[: self._socket.receive_into(buffer)]
                 arrived = self._opened(message, received, self._free.get())
                 received += 1
-                self._loop.call_soon_threadsafe(self._handle, arrived)
+                self._tell(self._handle, arrived)
         except (LinkClosed, PeerError) as error:
-            self._loop.call_soon_threadsafe(self._on_end, str(error))
+            self._tell(self._on_end, str(error))
         finally:
             self._socket.end()
+
+    def _tell(self, call: Callable[[T], None], what: T) -> None:
+        """Call in the event loop, which may have ended once this is closed."""
+        if not self._closed:
+            self._loop.call_soon_threadsafe(call, what)
 
     def _opened(self, message: memoryview, number: int, into: bytearray) -> BulkChunk:
         """Decrypt a chunk.  Raises PeerError."""
