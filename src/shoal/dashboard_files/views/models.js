@@ -92,8 +92,8 @@ function Loads({ model, api, admin, reload }) {
     const known = data.find((each) => each.name === model.id);
     const loaded = model.replicas.map((each) => each.node);
     const on = [...new Set([...(known ? known.on : []), ...loaded, place.node])];
-    const { pinned = false, idle: after = null, context = null, slots = null, exclusive_group = "", schedule = [] } = known || {};
-    await api.put(path, { replicas: on.length, on, pinned, idle: after, context, slots, exclusive_group, schedule });
+    const { pinned = false, idle: after = null, context = null, slots = null, exclusive_group = "", schedule = [], hub = null } = known || {};
+    await api.put(path, { replicas: on.length, on, pinned, idle: after, context, slots, exclusive_group, schedule, hub });
   }, `${nameOf(place)} loads ${model.id}`);
   const undo = () => order("undo", () => api.delete(path), `${model.id} is unloaded once it is idle`);
   return html`<section><h3>Where it can be loaded</h3>
