@@ -58,7 +58,7 @@ def test_unknown_privacy_class_is_refused() -> None:
     ("config", "complaint"),
     [
         (JoinConfig(load="all"), "--load all: expected one of none, local, pull"),
-        (JoinConfig(lend_for=("k",)), "--lend-for is for --lend-memory GB only"),
+        (JoinConfig(lend_for=("k",)), "--lend-for requires --lend-memory"),
         (JoinConfig(lend_memory=Size(1), lend_for=("k",)), "--lend-for k: expected"),
     ],
 )

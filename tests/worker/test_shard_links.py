@@ -92,6 +92,22 @@ async def test_round_trips_are_measured(port: ShardPort) -> None:
     assert 0 <= found["anna"] <= shard_hello.SILENCE_MAX
 
 
+async def test_a_shard_that_is_gone_leaves_no_link_to_the_others(
+    port: ShardPort,
+) -> None:
+    gone = await open_port(EchoShard())
+    ben = shard_at(gone, "ben")
+    await gone.close()
+
+    with pytest.raises(Unavailable, match="ben cannot be reached"):
+        await connect(ben, shard_at(port))
+
+    for _ in range(100):  # in which the other dial would end
+        await asyncio.sleep(0)
+    begun = [each for each in asyncio.all_tasks() if "ShardLinks" in repr(each)]
+    assert not begun
+
+
 async def test_links_can_be_opened_again(port: ShardPort) -> None:
     for _ in range(3):
         links = await connect(shard_at(port))

@@ -153,6 +153,8 @@ class RelayedSockets:
             try:
                 async with self._connect({"at": port_id}) as listener:
                     async for message in listener:
+                        if message.type is not aiohttp.WSMsgType.TEXT:
+                            break  # the connection is broken, and opened again
                         accept(self._open({"ticket": message.json()["ticket"]}))
                 if listener.close_code in (REPLACED, ENDED):
                     return

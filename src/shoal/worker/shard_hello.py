@@ -104,7 +104,7 @@ def write_pass(signer: Signer, group: str) -> str:
 
 
 def read_pass(shown: str, group: str) -> str:
-    """Return the key of who has written a token for a group; empty: it is invalid."""
+    """Return the key that signed a token for a group; empty: it is invalid."""
     key, _, signature = shown.partition(".")
     public_key = public_key_of(key)
     if public_key is None or not verify(public_key, _bytes_of(signature), _pass(group)):

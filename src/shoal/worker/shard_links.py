@@ -139,7 +139,16 @@ class ShardLinks:
             await asyncio.to_thread(self._relay.close)
 
     async def _open(self) -> None:
-        await asyncio.gather(*map(self._begin_heartbeat, self._shards))
+        begun = [
+            asyncio.create_task(self._begin_heartbeat(each)) for each in self._shards
+        ]
+        try:
+            await asyncio.gather(*begun)
+        except BaseException:
+            for task in begun:  # which would go on after ``close``
+                task.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
+            raise
         self.ports = [await self._listen(each) for each in self._shards]
 
     async def _begin_heartbeat(self, shard: Shard) -> None:

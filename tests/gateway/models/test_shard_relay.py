@@ -132,6 +132,16 @@ async def test_each_key_may_have_its_own_part_only(
         assert await refusal(pool, write_pass(signer, GROUP), query) == status
 
 
+async def test_a_machine_may_be_back_before_the_lender(pool: Pool) -> None:
+    """As after a restart of the coordinator: the lender has to ask again."""
+    loan = MemoryLoan(PROTOCOL, RUNNER.public_key.hex(), groups=(ORDER,))
+    runner = replace(lender(), library=ModelLibrary(loan=loan))
+    async with shoal_worker(pool, runner, name="runner", signer=RUNNER):
+        for query in (f"at={MACHINE}", "ticket=one"):
+            found = await refusal(pool, write_pass(LENDER, GROUP), query)
+            assert found == HTTPStatus.SERVICE_UNAVAILABLE
+
+
 async def test_token_is_for_one_group_that_is_there(pool: Pool) -> None:
     other = f"{GROUP}-2"
     token = write_pass(RUNNER, GROUP)

@@ -37,7 +37,7 @@ _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 def check_lending(config: JoinConfig) -> None:
     """Raise ConfigError unless the machines that memory is lent to are valid."""
     if config.lend_for and not config.lend_memory:
-        raise ConfigError("--lend-for is for --lend-memory GB only")
+        raise ConfigError("--lend-for requires --lend-memory")
     for key in config.lend_for:
         if _KEY.fullmatch(key) is None:
             raise ConfigError(

@@ -174,18 +174,18 @@ class SocketRelay:
                 await target.send_bytes(message.data)
 
 
-RELAY_WISHES = {
+RELAY_ROLES = {
     "at": SocketRelay.listen,
     "to": SocketRelay.dial,
     "ticket": SocketRelay.accept,
 }
-"""What a process wants of the relay, by the query that says it."""
+"""What a process does at the relay, by the parameter of its request."""
 
 
 async def open_socket(
     request: web.Request, pages: PagePolicy, message_max: int
 ) -> web.WebSocketResponse:
-    """Return the WebSocket that a request opens; messages are of so many bytes.
+    """Return the WebSocket that a request opens; ``message_max`` is in bytes.
 
     Raises InvalidRequest for any other request, and NotAdmitted for a web page's.
     """
@@ -203,12 +203,12 @@ async def open_socket(
     return socket
 
 
-def wish_of(request: web.Request) -> tuple[str, str]:
-    """Return which of the ``RELAY_WISHES`` a request has, and for which id.
+def role_of(request: web.Request) -> tuple[str, str]:
+    """Return which of the ``RELAY_ROLES`` a request has, and for which id.
 
     Raises InvalidRequest.
     """
-    wishes = [each for each in RELAY_WISHES if each in request.query]
-    if len(wishes) != 1 or not 0 < len(request.query[wishes[0]]) <= ID_MAX:
+    roles = [each for each in RELAY_ROLES if each in request.query]
+    if len(roles) != 1 or not 0 < len(request.query[roles[0]]) <= ID_MAX:
         raise InvalidRequest("expected one of the parameters at, to and ticket")
-    return wishes[0], request.query[wishes[0]]
+    return roles[0], request.query[roles[0]]

@@ -6,7 +6,7 @@ are encrypted between the two (``worker/shard_hello``).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aiohttp import web
@@ -19,11 +19,11 @@ from shoal.domain.worker import MemoryLoan
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.relay import (
-    RELAY_WISHES,
+    RELAY_ROLES,
     BytePace,
     SocketRelay,
     open_socket,
-    wish_of,
+    role_of,
 )
 from shoal.pool.state import PoolState
 from shoal.transports import http_server
@@ -82,19 +82,24 @@ SHARD_RELAYS = web.AppKey("shard_relays", ShardRelays)
 async def relay_shards(
     gateway: ModelsGateway, request: web.Request
 ) -> web.StreamResponse:
-    wish, place = wish_of(request)
+    role, place = role_of(request)
     group = request.query.get("group", "")
     if (order := find_group(gateway.hub.pool, group)) is None:
         # A machine may ask before its group is known here, as after a restart.
         raise NotReady(f"no machine of a group {group!a:.80} is connected")
+    lenders = [each.machine for each in order.shards[:-1]]
+    loans = _loans(gateway.hub.pool)
+    awaited = {"at": [place], "to": [], "ticket": lenders}[role]
+    if any(each in lenders and each not in loans for each in awaited):
+        raise NotReady(f"not all machines of group {group!a:.80} are connected")
     _, _, shown = request.headers.get("Authorization", "").partition(" ")
     key = read_pass(shown.strip(), group)
-    if not key or not _may(gateway.hub.pool, order, key, wish, place):
-        raise NotFound(f"the key is of no machine with that part in {group!a:.80}")
+    if not key or not _may(loans, order, key, role, place):
+        raise NotFound(f"no machine with this key has that part of group {group!a:.80}")
     http_server.admit(request)
     with request.app[SHARD_RELAYS].entered(order) as relay:
         socket = await open_socket(request, gateway.pages, MESSAGE_MAX)
-        await RELAY_WISHES[wish](relay, place, socket)
+        await RELAY_ROLES[role](relay, place, socket)
     return socket
 
 
@@ -112,17 +117,18 @@ def find_group(pool: PoolState, group: str) -> ModelOrder | None:
     return None
 
 
-def _may(pool: PoolState, order: ModelOrder, key: str, wish: str, place: str) -> bool:
-    """Return whether the holder of a key may have its wish in a group.
+def _may(
+    loans: Mapping[str, MemoryLoan], order: ModelOrder, key: str, role: str, place: str
+) -> bool:
+    """Return whether the holder of a key may take a role in a group.
 
     ``place`` is the machine of a shard; to accept, it is a ticket of the relay.
     """
     lenders = [each.machine for each in order.shards[:-1]]
-    if wish == "to":
+    if role == "to":
         return key == order.runner and place in lenders
-    loans = _loans(pool)
     keys = {each: loans[each].key for each in lenders if each in loans}
-    return keys.get(place) == key if wish == "at" else key in keys.values()
+    return keys.get(place) == key if role == "at" else key in keys.values()
 
 
 def _loans(pool: PoolState) -> dict[str, MemoryLoan]:

@@ -20,7 +20,7 @@ from shoal.gateway.calls import digest_in, send_value
 from shoal.gateway.context import RunsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
-from shoal.gateway.http.relay import RELAY_WISHES, open_socket, wish_of
+from shoal.gateway.http.relay import RELAY_ROLES, open_socket, role_of
 from shoal.gateway.http.responses import BYTES_TYPE
 from shoal.gateway.runs import hosted_runs
 from shoal.gateway.runs.progress import find_members
@@ -111,9 +111,9 @@ async def open_run_events(
 @api.get(RELAY_PATH, "Connect ranks with each other, over WebSockets", status=101)
 async def relay_ranks(gateway: RunsGateway, request: web.Request) -> web.StreamResponse:
     run = _admitted(request)
-    wish, port_id = wish_of(request)
+    role, port_id = role_of(request)
     socket = (await _open_socket(gateway, request, run)).socket
-    await RELAY_WISHES[wish](run.relay, port_id, socket)
+    await RELAY_ROLES[role](run.relay, port_id, socket)
     return socket
 
 
