@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from front.test_silent_hub import KEY, Hub, cancelled, linked
 from shoal.domain.answer_assembly import pieces_from, size_of
-from shoal.domain.errors import WorkerLost
+from shoal.domain.errors import JobError, WorkerLost
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job
 from shoal.domain.outcome import THOUGHTS, AnswerPiece, Delta, Outcome
@@ -18,7 +18,7 @@ from shoal.domain.vocabulary import TextSent
 from shoal.domain.work import Chat
 from shoal.front import frames
 from shoal.front.channel import Channel
-from shoal.front.linked_jobs import MISSING_PATIENCE, LinkedJobs
+from shoal.front.linked_jobs import EARLY_MESSAGES, MISSING_PATIENCE, LinkedJobs
 from simulation import virtual
 
 ROUTE = b"r" * 24
@@ -205,6 +205,59 @@ def test_the_same_worker_may_go_on_before_what_was_read() -> None:
         await hub.say(ended("abcd"))
 
     assert play(script) == "abcd"
+
+
+def test_a_worker_that_reports_another_text_is_an_error() -> None:
+    """The receipt is of what it reported."""
+
+    async def script(
+        hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
+    ) -> None:
+        jobs.take_text(TextSent(ROUTE, 0, ["abc"]))
+        await hub.say(ended("abd"))
+
+    with pytest.raises(JobError, match="another text"):
+        play(script)
+
+
+def test_a_question_about_a_stream_that_has_ended_is_answered() -> None:
+    async def script(
+        hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
+    ) -> None:
+        await hub.say(frames.Settle(7))
+        await asyncio.sleep(0.01)
+        assert hub.of(frames.Settled) == [frames.Settled(7, ())]
+        await hub.say(ended("a"))
+
+    play(script)
+
+
+def test_pieces_that_come_after_the_lease_has_ended_are_dropped() -> None:
+    async def script(
+        hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
+    ) -> None:
+        jobs.take_text(TextSent(ROUTE, 0, ["a"]))
+        await hub.say(frames.Requeued(1))
+        jobs.take_text(TextSent(ROUTE, 1, ["x"]))
+        await hub.say(leased(2, 1))
+        await hub.say(frames.Pieces(1, 1, ("b",)))
+        await hub.say(ended("ab"))
+
+    assert play(script) == "ab"
+
+
+def test_what_waits_for_pieces_before_it_is_bounded() -> None:
+    async def script(
+        hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
+    ) -> None:
+        stream = jobs._streams[1]
+        for at in range(1, 2 * EARLY_MESSAGES):
+            jobs.take_text(TextSent(ROUTE, at, ["x"]))
+        assert len(stream.early) == EARLY_MESSAGES
+        await hub.say(ended("ab"))
+        await asyncio.sleep(2 * MISSING_PATIENCE)
+
+    assert play(script) == "ab"
 
 
 def thought(text: str) -> Delta:

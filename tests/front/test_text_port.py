@@ -12,6 +12,7 @@ from aiohttp import ClientSession, web
 from gateway.serving import eventually
 from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import THOUGHTS, Delta
 from shoal.domain.worker import ServedModel
 from shoal.front.linked_jobs import LinkedJobs
 from shoal.front.text_port import TextPort
@@ -146,7 +147,7 @@ async def test_pieces_go_to_the_front_at_once_and_to_the_hub_later(
         assert fronts.first.texts[2] == words.TextSent(route.name, 4, ["e"])
 
         assert worker.write("f")
-        end = worker.links.caught_up(words.Completed(JOB, LEASE))
+        end = worker.links.send_copies_before(words.Completed(JOB, LEASE))
         assert end == words.Completed(JOB, LEASE, rest=("f",), copied=True)
         worker.links.on_sent(end)
         assert not worker.links.answers
@@ -190,12 +191,44 @@ async def test_without_a_link_all_goes_to_the_coordinator(tmp_path: Path) -> Non
 
         assert not worker.write("a")
         chunk = words.AnswerChunk(JOB, LEASE, ["a"])
-        assert worker.links.caught_up(chunk) is chunk
+        assert worker.links.send_copies_before(chunk) is chunk
         assert not worker.told
 
 
 def _dialling(worker: Worker) -> bool:
     return any(each.task for each in worker.links._links.values())
+
+
+async def test_only_text_and_thoughts_go_past_the_coordinator(tmp_path: Path) -> None:
+    async with two_fronts(tmp_path) as fronts, worker_of(fronts.url) as worker:
+        await worker.open(fronts.first.route())
+        thought = Delta(0, {THOUGHTS: "hm"})
+        tool_call = Delta(0, {"tool_calls": [2**70]})
+        call = words.AnswerChunk(JOB, LEASE, [tool_call])
+
+        assert worker.links.send(words.AnswerChunk(JOB, LEASE, [thought])) is not None
+        assert worker.links.send(call) is None
+        assert worker.links.send_copies_before(call) is call
+        assert worker.write("a")
+
+        await eventually(lambda: len(fronts.first.texts) == 2)
+        assert [each.at for each in fronts.first.texts] == [0, 2 + tool_call.size]
+
+
+async def test_what_cannot_be_written_is_left_to_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    async with two_fronts(tmp_path) as fronts, worker_of(fronts.url) as worker:
+        await worker.open(fronts.first.route())
+        odd = words.AnswerChunk(JOB, LEASE, [Delta(0, {THOUGHTS: 2**70})])
+
+        worker.links.send(odd)
+        worker.write("a")
+        await asyncio.sleep(0)
+        worker.write("b")
+
+        await eventually(lambda: bool(fronts.first.texts))
+        assert worker.is_open
 
 
 async def test_an_unencrypted_worker_opens_none(tmp_path: Path) -> None:
@@ -219,7 +252,7 @@ async def test_the_rest_is_told_after_what_was_sent_past(tmp_path: Path) -> None
         worker.write("b")
         await eventually(lambda: len(fronts.first.texts) == 2)
         failed = words.Failed(JOB, LEASE, "no more")
-        assert worker.links.caught_up(failed) is None
+        assert worker.links.send_copies_before(failed) is None
         worker.online = True
         worker.links.end_all()
 

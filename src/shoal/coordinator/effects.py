@@ -88,7 +88,7 @@ class Effects:
 
     ``traced``: each attempt at a traced job is a span of its own, the parent of the
     worker's.  Else workers continue the client's span.  ``hedges``: two workers may
-    have a job, of which the hub hears the first.
+    run a job, and the first output wins.
 
     Effects follow a whole batch: the pool is as all facts of the batch have left it.
     """

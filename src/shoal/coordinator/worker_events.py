@@ -207,7 +207,7 @@ class WorkerEvents:
                 self._post(inputs.WorkerDisconnected(worker_id, reason))
 
     def settle(self, connection: WorkerRegistration, then: Callable[[], None]) -> None:
-        """Call ``then`` once the answers of a worker have all that their clients have.
+        """Call ``then`` once the hub has all text that a worker's clients have.
 
         It may have sent them pieces past this process, and no copies of the last.
         """

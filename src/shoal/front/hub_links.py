@@ -203,7 +203,8 @@ class _Link:
         running.add_done_callback(lambda _: self._drop(number, running))
 
     def _drop(self, number: int, running: asyncio.Task[None]) -> None:
-        self._readers.pop(number, None)
+        if (reading := self._readers.pop(number, None)) is not None:
+            reading.abandon()
         if self._streams.get(number) is running:
             del self._streams[number]
 
@@ -339,6 +340,7 @@ class _StreamReader:
 
     def on_lease(self, *, routable: bool, resumes: bool) -> TextRoute | None:
         answer, link = self._answer, self._link
+        self._on_settled = None  # from now on, what comes is another worker's
         route = link.text_route(answer.job_id, answer.lease) if routable else None
         self._routed = route is not None
         self._place = min(self._place, answer.size)  # it may begin anew
@@ -369,8 +371,9 @@ class _StreamReader:
 
     def on_settled(self, pieces: Sequence[AnswerPiece]) -> None:
         """Add what the client has beyond the answer, or send what it lacks."""
+        settled, self._on_settled = self._on_settled, None
         answer, had = self._answer, self._answer.pieces
-        if answer.end is not None:
+        if answer.end is not None or settled is None:
             pass
         elif beyond := pieces_after(pieces, had):
             with suppress(ReaderTooSlow, UnusableOutput):  # it goes no further
@@ -378,6 +381,11 @@ class _StreamReader:
         elif lacking := pieces_after(had, pieces):
             at = size_of(pieces)
             self._then(frames.Pieces(self._number, at, (*lacking,)))
+        if settled is not None:
+            settled()
+
+    def abandon(self) -> None:
+        """Let nothing wait for the client, which has left."""
         settled, self._on_settled = self._on_settled, None
         if settled is not None:
             settled()

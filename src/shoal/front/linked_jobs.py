@@ -23,9 +23,15 @@ from shoal.coordinator.answer import (
     UnusableOutput,
 )
 from shoal.coordinator.answer_reader import AnswerCursor
-from shoal.domain.answer_assembly import pieces_after, pieces_from, replay
+from shoal.domain.answer_assembly import (
+    is_thought,
+    pieces_after,
+    pieces_from,
+    replay,
+    size_of,
+)
 from shoal.domain.credentials import Key
-from shoal.domain.errors import Fenced, ShoalError, ShuttingDown, WorkerLost
+from shoal.domain.errors import Fenced, JobError, ShoalError, ShuttingDown, WorkerLost
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.outcome import AnswerPiece, Outcome
@@ -45,7 +51,8 @@ LEAVE_EVERY = 0.1  # seconds between looks whether a front may leave
 LEAVE_PATIENCE = 3.0  # seconds without a hub, until it leaves
 SUBMIT_PATIENCE = 5.0  # seconds that new work waits for the hub
 STREAM_PATIENCE = 30.0  # seconds that open streams do
-EARLY_MAX = 1024  # messages that wait for those before them; the hub has the rest
+# Of what waits for pieces before it; the hub has all of it.
+EARLY_MAX, EARLY_MESSAGES = 1 << 20, 256  # characters
 MISSING_PATIENCE = 1.0  # seconds that pieces may take longer than those after them
 KEYS_MAX = 10_000  # keys that are known, each from one address
 NO_HUB = (
@@ -60,6 +67,11 @@ Raises OSError.
 """
 
 log = logging.getLogger("shoal.front")
+
+
+OTHER_TEXT = (
+    "the worker reported another text than it had sent here: repeat the request"
+)
 
 
 class OnlyAtHub(Exception):
@@ -99,8 +111,10 @@ class _Stream:
         self.former: int | None = None  # its number until it was submitted again
         self.route = b""  # the name of the worker's way to it
         self.base = 0  # characters before what the present lease writes
+        self.routed = False  # whether anything came past the hub
         self.ended: frames.Ended | None = None  # before all of it has come
         self.early: list[tuple[int, Sequence[AnswerPiece]]] = []
+        self.early_size = 0  # characters
         self.missing: Timer | None = None  # while pieces are
         self.job = job
         self.digest = key.digest
@@ -131,12 +145,16 @@ class _Stream:
         What is here already is left out.
         """
         assert self.answer is not None, "pieces come after it is accepted"
-        if at > self.answer.size and len(self.early) >= EARLY_MAX:
+        if at > self.answer.size and (
+            self.early_size >= EARLY_MAX or len(self.early) >= EARLY_MESSAGES
+        ):
             return False
         self.early.append((at, pieces))
         self.early.sort(key=itemgetter(0))
+        self.early_size += size_of(pieces)
         while self.early and self.early[0][0] <= self.answer.size:
             at, pieces = self.early.pop(0)
+            self.early_size -= size_of(pieces)
             if rest := pieces_from(pieces, self.answer.size - at):
                 with suppress(ReaderTooSlow, UnusableOutput):  # its reader has the end
                     self.answer.append(rest, now)
@@ -454,6 +472,7 @@ class LinkedJobs:
         self._routes.pop(stream.route, None)
         stream.route = b""
         stream.early.clear()
+        stream.early_size = 0
         if stream.missing is not None:
             stream.missing.cancel()
             stream.missing = None
@@ -510,6 +529,8 @@ class LinkedJobs:
             ):
                 if (stream := self._streams.get(frame.stream)) is not None:
                     self._receive(stream, frame)
+                elif isinstance(frame, frames.Settle):
+                    channel.send(frames.Settled(frame.stream, ()))
 
     def _welcome(self, channel: Channel, opening: frames.LinkOpening) -> None:
         if opening.version != frames.VERSION:
@@ -557,6 +578,7 @@ class LinkedJobs:
                     had = tuple(answer.pieces)
                     self._channel.send(frames.Settled(stream.number, had))
             case frames.Requeued() if answer is not None:
+                self._close_route(stream)
                 answer.requeue()
             case frames.Ended(failure=failure):
                 if failure is not None and failure.kind == Fenced.__name__:
@@ -580,6 +602,7 @@ class LinkedJobs:
     def take_text(self, sent: TextSent) -> None:
         """Take pieces that a worker sent past the hub."""
         if (stream := self._routes.get(sent.name)) is not None:
+            stream.routed = True
             self._take(stream, stream.base + sent.at, sent.pieces)
 
     def _take(self, stream: _Stream, at: int, pieces: Sequence[AnswerPiece]) -> None:
@@ -630,4 +653,14 @@ class LinkedJobs:
                 end = WorkerLost(OTHER_ANSWER)
             else:
                 stream.take(answer.size, rest, self._clock.now())
+        if isinstance(end, Outcome) and stream.routed and not _is_of(end, answer):
+            end = JobError(OTHER_TEXT)
         answer.finish(end)
+
+
+def _is_of(outcome: Outcome, answer: Answer) -> bool:
+    """Return whether an outcome has the text that came, as far as that is all text."""
+    pieces = answer.pieces
+    if not all(isinstance(each, str) or is_thought(each) for each in pieces):
+        return True
+    return answer.text == outcome.text

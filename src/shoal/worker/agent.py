@@ -307,8 +307,8 @@ class Agent:
                     self._call_after(ADMISSION_DELAY, self._on_joined)
                 else:
                     self._call_after(ADMISSION_TIMEOUT, self._report_not_admitted)
-                # The offers may have changed since the last connection, and what its
-                # jobs have sent past it is told, before it gives them again.
+                # The offers may have changed since the last connection, and the
+                # coordinator needs the text sent past it before it resumes the jobs.
                 begun = self._clock.call_at(self._clock.now(), self._on_connected)
                 self._online.set()
                 self._stop_timing()
@@ -466,10 +466,10 @@ class Agent:
         if driver is None:
             return False
         if self._texts.answers:
-            caught_up = self._texts.caught_up(event)
-            if caught_up is None:
+            with_copies = self._texts.send_copies_before(event)
+            if with_copies is None:
                 return False
-            event = caught_up
+            event = with_copies
         if isinstance(event, words.Rejected) and words.Rejected not in driver.accepts:
             event = words.Failed(
                 event.job_id, event.lease, f"not started: {event.reason}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from shoal.domain import vocabulary as words
-from shoal.domain.answer_assembly import size_of
+from shoal.domain.answer_assembly import is_thought, size_of
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import AnswerPiece
 from shoal.protocols.seam.context import Dialer, DialsText
@@ -23,7 +23,8 @@ from shoal.transports.driver import Driver
 from shoal.transports.link import LinkClosed, OpenLink
 
 COPIED_EVERY = 1.0  # seconds
-SENT_MAX = 64 << 10  # characters that are sent past the coordinator in one message
+SENT_MAX = 32 << 10  # characters that are sent past the coordinator in one message
+PIECES_MAX = 1024  # of one message, which is never divided
 LINKS_MAX = 32  # to different addresses
 RETRY_AFTER = 10.0  # seconds until a front is dialled again that was not reached
 ENDS = (words.Completed, words.Rejected, words.Failed)
@@ -54,6 +55,7 @@ class _RoutedAnswer:
     link: _TextLink
     size: int = 0
     unsent: list[AnswerPiece] = field(default_factory=list)
+    unsent_size: int = 0
     uncopied: list[AnswerPiece] = field(default_factory=list)
 
 
@@ -98,18 +100,21 @@ class TextLinks:
         answer = self.answers.get(chunk.job_id)
         if answer is None:
             return None
-        driver = answer.link.driver
-        if driver is None or size_of(chunk.pieces) > SENT_MAX:
+        driver, size = answer.link.driver, size_of(chunk.pieces)
+        if driver is None or size > SENT_MAX or not all(map(_is_text, chunk.pieces)):
             self._flush(chunk.job_id, answer)
-            answer.size += size_of(chunk.pieces)
+            answer.size += size
             return None
         answer.unsent += chunk.pieces
+        answer.unsent_size += size
+        if answer.unsent_size >= SENT_MAX or len(answer.unsent) >= PIECES_MAX:
+            self._flush(chunk.job_id, answer)
         if not self._flushes:
             self._flushes = True
             asyncio.get_running_loop().call_soon(self._flush_all)
         return driver
 
-    def caught_up(self, event: words.Event) -> words.Event | None:
+    def send_copies_before(self, event: words.Event) -> words.Event | None:
         """Send copies of what was sent before an event, or add them to it.
 
         None: they could not be sent.
@@ -160,7 +165,12 @@ class TextLinks:
             return
         pieces, answer.unsent = answer.unsent, []
         at, driver = answer.size, answer.link.driver
-        answer.size += size_of(pieces)
+        answer.size += answer.unsent_size
+        answer.unsent_size = 0
+        if driver is None and self._copy(job_id, answer):
+            rest = words.AnswerChunk(job_id, answer.lease, pieces)
+            if self._send(rest):
+                return
         answer.uncopied += pieces
         if driver is not None:  # else its front asks for them
             driver.send(words.TextSent(answer.name, at, pieces))
@@ -208,6 +218,12 @@ class TextLinks:
                 log.info("text link ended url=%s reason=%r", url, end.reason)
         except LinkClosed as error:
             log.info("no text link url=%s reason=%r", url, str(error))
-            link.retry_at = self._clock.now() + RETRY_AFTER
         finally:
+            if link.driver is None:
+                link.retry_at = self._clock.now() + RETRY_AFTER
             link.task = link.driver = None
+
+
+def _is_text(piece: AnswerPiece) -> bool:
+    """Return whether a piece is text or thoughts: others are few, and may be large."""
+    return isinstance(piece, str) or is_thought(piece)

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from shoal.domain.errors import PeerError
+from shoal.domain.errors import InvalidRequest, PeerError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import TextRoute, TextSent
 from shoal.protocols.seam import session
@@ -129,9 +129,13 @@ class TextSender:
         return hellos
 
     def send(self, message: TextSent, now: float) -> Sequence[session.Output]:
+        try:
+            written = self._frames.written(message)
+        except InvalidRequest:  # its copy says why, to the coordinator
+            return ()
         if self.deadline is None:
             self.deadline = now + LOST_AFTER
-        return (self._frames.written(message),)
+        return (written,)
 
     def _hello(self) -> session.Output:
         route = self._route
