@@ -95,8 +95,8 @@ def test_pieces_come_past_the_hub() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 0, ["a", "b"]))
-        jobs.take_text(TextSent(ROUTE, 2, ["c"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["a", "b"]))
+        jobs.receive_text(TextSent(ROUTE, 2, ["c"]))
         await asyncio.sleep(0.01)
         assert text() == "abc"
         await hub.say(ended("abc"))
@@ -108,7 +108,7 @@ def test_those_along_another_route_are_dropped() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(b"s" * 24, 0, ["x"]))
+        jobs.receive_text(TextSent(b"s" * 24, 0, ["x"]))
         await hub.say(ended("a"))
 
     assert play(script) == "a"
@@ -118,7 +118,7 @@ def test_pieces_are_put_in_order_and_counted_once() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 4, ["ef"]))
+        jobs.receive_text(TextSent(ROUTE, 4, ["ef"]))
         await hub.say(frames.Pieces(1, 0, ("ab",)))
         assert text() == "ab"
         await hub.say(frames.Pieces(1, 1, ("bc", "d")))
@@ -134,7 +134,7 @@ def test_the_end_waits_for_what_is_on_its_way() -> None:
     ) -> None:
         await hub.say(ended("abc"))
         assert text() == ""
-        jobs.take_text(TextSent(ROUTE, 0, ["abc"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["abc"]))
 
     assert play(script) == "abc"
 
@@ -143,7 +143,7 @@ def test_an_end_whose_pieces_are_lost_has_them_itself() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 0, ["a"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["a"]))
         await hub.say(ended("abc"))
         await asyncio.sleep(2 * MISSING_PATIENCE)
 
@@ -154,14 +154,14 @@ def test_what_stays_missing_is_asked_for() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 0, ["ab"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["ab"]))
         await hub.say(frames.Pieces(1, 3, ("d",)))
         await asyncio.sleep(2 * MISSING_PATIENCE)
         again = hub.of(frames.Submit)[-1]
         assert (again.again, again.seen) == (True, ("ab",))
         await asyncio.sleep(0.01)
         assert [each.stream for each in hub.of(frames.Leave)] == [1]
-        jobs.take_text(TextSent(ROUTE, 2, ["x"]))  # from before, and too late
+        jobs.receive_text(TextSent(ROUTE, 2, ["x"]))  # from before, and too late
         await hub.say(frames.Pieces(again.stream, 2, ("cd",)))
         await hub.say(ended("abcd", again.stream))
 
@@ -172,11 +172,11 @@ def test_a_hub_whose_worker_is_lost_gets_what_the_client_has() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 0, ["ab"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["ab"]))
         await hub.say(frames.Settle(1))
         await asyncio.sleep(0.01)
         assert hub.of(frames.Settled) == [frames.Settled(1, ("ab",))]
-        jobs.take_text(TextSent(ROUTE, 2, ["x"]))  # too late
+        jobs.receive_text(TextSent(ROUTE, 2, ["x"]))  # too late
         await hub.say(leased(2, 2))
         await hub.say(frames.Pieces(1, 2, ("c",)))
         await hub.say(ended("abc"))
@@ -188,7 +188,7 @@ def test_a_successor_that_begins_before_what_was_read_ends_the_stream() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 0, ["ab"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["ab"]))
         await hub.say(leased(2, 1))
 
     with pytest.raises(WorkerLost):
@@ -199,7 +199,7 @@ def test_the_same_worker_may_go_on_before_what_was_read() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 0, ["ab"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["ab"]))
         await hub.say(leased(2, 1, resumes=True))
         await hub.say(frames.Pieces(1, 1, ("bcd",)))
         await hub.say(ended("abcd"))
@@ -213,7 +213,7 @@ def test_a_worker_that_reports_another_text_is_an_error() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 0, ["abc"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["abc"]))
         await hub.say(ended("abd"))
 
     with pytest.raises(JobError, match="another text"):
@@ -236,9 +236,9 @@ def test_pieces_that_come_after_the_lease_has_ended_are_dropped() -> None:
     async def script(
         hub: ScriptedHub, jobs: LinkedJobs, text: Callable[[], str]
     ) -> None:
-        jobs.take_text(TextSent(ROUTE, 0, ["a"]))
+        jobs.receive_text(TextSent(ROUTE, 0, ["a"]))
         await hub.say(frames.Requeued(1))
-        jobs.take_text(TextSent(ROUTE, 1, ["x"]))
+        jobs.receive_text(TextSent(ROUTE, 1, ["x"]))
         await hub.say(leased(2, 1))
         await hub.say(frames.Pieces(1, 1, ("b",)))
         await hub.say(ended("ab"))
@@ -252,7 +252,7 @@ def test_what_waits_for_pieces_before_it_is_bounded() -> None:
     ) -> None:
         stream = jobs._streams[1]
         for at in range(1, 2 * EARLY_MESSAGES):
-            jobs.take_text(TextSent(ROUTE, at, ["x"]))
+            jobs.receive_text(TextSent(ROUTE, at, ["x"]))
         assert len(stream.early) == EARLY_MESSAGES
         await hub.say(ended("ab"))
         await asyncio.sleep(2 * MISSING_PATIENCE)

@@ -45,7 +45,7 @@ class Front(LinkedJobs):
         self.text_secret = secret
         self.texts: list[words.TextSent] = []
 
-    def take_text(self, sent: words.TextSent) -> None:
+    def receive_text(self, sent: words.TextSent) -> None:
         self.texts.append(sent)
 
     def route(self, ticket_of: bytes = SECRET) -> words.TextRoute:

@@ -212,7 +212,7 @@ class World:
         def on_message(message: TextHello | TextSent) -> None:
             if isinstance(message, TextSent):
                 self.tally.past_the_hub += 1
-                self.front.take_text(message)
+                self.front.receive_text(message)
 
         receiver = TextReceiver(lambda name: text_ticket(self.front.text_secret, name))
         driver = Driver[TextHello | TextSent, object](

@@ -139,7 +139,7 @@ class _Stream:
             self.reader = self.answer.open_reader()
             self.accepted.set_result(accepted)
 
-    def take(self, at: int, pieces: Sequence[AnswerPiece], now: float) -> bool:
+    def add(self, at: int, pieces: Sequence[AnswerPiece], now: float) -> bool:
         """Add pieces that follow ``at`` characters; return whether nothing is missing.
 
         What is here already is left out.
@@ -571,7 +571,7 @@ class LinkedJobs:
             case frames.Leased() if answer is not None:
                 self._on_lease(stream, answer, frame)
             case frames.Pieces(at=at, pieces=pieces) if answer is not None:
-                self._take(stream, at, pieces)
+                self._receive_pieces(stream, at, pieces)
             case frames.Settle() if answer is not None:
                 self._close_route(stream)
                 if self._channel is not None:
@@ -599,15 +599,17 @@ class LinkedJobs:
             stream.route = leased.route
             self._routes[leased.route] = stream
 
-    def take_text(self, sent: TextSent) -> None:
+    def receive_text(self, sent: TextSent) -> None:
         """Take pieces that a worker sent past the hub."""
         if (stream := self._routes.get(sent.name)) is not None:
             stream.routed = True
-            self._take(stream, stream.base + sent.at, sent.pieces)
+            self._receive_pieces(stream, stream.base + sent.at, sent.pieces)
 
-    def _take(self, stream: _Stream, at: int, pieces: Sequence[AnswerPiece]) -> None:
+    def _receive_pieces(
+        self, stream: _Stream, at: int, pieces: Sequence[AnswerPiece]
+    ) -> None:
         now = self._clock.now()
-        if not stream.take(at, pieces, now) and stream.missing is None:
+        if not stream.add(at, pieces, now) and stream.missing is None:
             self._expect_missing(stream)
         elif stream.missing is not None and not stream.early and stream.ended is None:
             stream.missing.cancel()
@@ -652,7 +654,7 @@ class LinkedJobs:
             if rest is None:
                 end = WorkerLost(OTHER_ANSWER)
             else:
-                stream.take(answer.size, rest, self._clock.now())
+                stream.add(answer.size, rest, self._clock.now())
         if isinstance(end, Outcome) and stream.routed and not _is_of(end, answer):
             end = JobError(OTHER_TEXT)
         answer.finish(end)

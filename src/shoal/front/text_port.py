@@ -122,7 +122,7 @@ class TextPort:
     def _deliver(self, sent: TextSent) -> None:
         name = sent.name[:NAME_SIZE]
         if name == self._name:
-            self._jobs.take_text(sent)
+            self._jobs.receive_text(sent)
         elif (other := self._others.get(name)) is None:
             self._connect(name, sent)
         elif isinstance(other, list):
@@ -158,7 +158,7 @@ class TextPort:
         return Channel(
             DECODER,
             on_open,
-            lambda channel, sent: self._jobs.take_text(sent),
+            lambda channel, sent: self._jobs.receive_text(sent),
             self._on_lost,
         )
 

@@ -220,13 +220,14 @@ class BulkReceiver:
                 message = buffer[: self._socket.receive_into(buffer)]
                 arrived = self._opened(message, received, self._free.get())
                 received += 1
-                self._tell(self._handle, arrived)
-        except (LinkClosed, PeerError) as error:
-            self._tell(self._on_end, str(error))
+                self._call_in_loop(self._handle, arrived)
+        except (LinkClosed, PeerError, ValueError) as error:
+            # A ValueError: of a host's name that no request can have.
+            self._call_in_loop(self._on_end, str(error))
         finally:
             self._socket.end()
 
-    def _tell(self, call: Callable[[T], None], what: T) -> None:
+    def _call_in_loop(self, call: Callable[[T], None], what: T) -> None:
         """Call in the event loop, which may have ended once this is closed."""
         if not self._closed:
             self._loop.call_soon_threadsafe(call, what)
