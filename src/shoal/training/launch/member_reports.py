@@ -42,6 +42,7 @@ class MemberReports:
         self._changed = threading.Condition()
         self._over: RunOver | None = None
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._lines: dict[int, deque[str]] = {}
         self._left_out: dict[int, int] = {}
         self._bars: dict[int, str] = {}
@@ -153,10 +154,11 @@ class MemberReports:
 
     def flush(self) -> None:
         """Send the waiting lines and numbers."""
-        with self._lock:
-            messages = [*self._pending()]
-        for each in messages:
-            self._send(each)
+        with self._sending:  # so that no event overtakes what another thread took
+            with self._lock:
+                messages = [*self._pending()]
+            for each in messages:
+                self._send(each)
 
     def close(self) -> None:
         """Send what waits, and report nothing more."""
