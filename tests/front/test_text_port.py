@@ -199,6 +199,21 @@ def _dialling(worker: Worker) -> bool:
     return any(each.task for each in worker.links._links.values())
 
 
+async def test_fronts_that_have_gone_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.worker.text_links.LINKS_MAX", 1)
+    async with two_fronts(tmp_path) as fronts, worker_of(fronts.url) as worker:
+        here = fronts.first.route()
+        gone = words.TextRoute("http://127.0.0.1:1", here.name, here.ticket)
+        worker.links.begin(JOB, LEASE, gone)
+        await eventually(lambda: not _dialling(worker))
+
+        await worker.open(here)
+
+        assert worker.write("a")
+
+
 async def test_only_text_and_thoughts_go_past_the_coordinator(tmp_path: Path) -> None:
     async with two_fronts(tmp_path) as fronts, worker_of(fronts.url) as worker:
         await worker.open(fronts.first.route())

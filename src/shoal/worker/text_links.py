@@ -88,6 +88,9 @@ class TextLinks:
         """Send the answer to a job along a route, as soon as it is open."""
         dialer = self._dialer
         url = None if dialer is None else dialer.text_url(route)
+        if len(self._links) >= LINKS_MAX:  # fronts come and go, with their addresses
+            used = {at: link for at, link in self._links.items() if link.task}
+            self._links = used
         if url is None or (url not in self._links and len(self._links) >= LINKS_MAX):
             return
         link = self._links.setdefault(url, _TextLink())
