@@ -22,8 +22,7 @@ from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.seam.session import CloseCode
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
-from shoal.transports.link import LinkClosed
-from shoal.transports.link_encryption import ENCRYPTION_TIMEOUT, accept_encryption
+from shoal.transports.link_encryption import encrypt_accepted
 from shoal.transports.strangers import BY_STRANGER, Strangers
 from shoal.transports.websocket import WebSocketLink
 
@@ -178,10 +177,9 @@ class WebSocketRouter:
     ) -> None:
         """Serve a link whose peer may encrypt it first."""
         try:
-            async with asyncio.timeout(ENCRYPTION_TIMEOUT):
-                await accept_encryption(link)
-        except (LinkClosed, PeerError, TimeoutError) as error:
-            reason = str(error) or f"sent nothing for {ENCRYPTION_TIMEOUT:g} s"
+            await encrypt_accepted(link)
+        except PeerError as error:
+            reason = str(error)
             refused = "refused wire=%s peer=%s reason=%r"
             log.info(refused, wire, link.peer, reason, extra=BY_STRANGER)
             await link.close(CloseCode.PROTOCOL_ERROR, reason)

@@ -139,7 +139,7 @@ class _Link:
         self._links = links
         self._hub = links.hub
         self._access = links.access
-        self.channel = self._channel = channel
+        self.channel = channel
         self._opening = frames.LinkOpening(frames.VERSION, "")  # of the front
         self._streams: dict[int, asyncio.Task[None]] = {}
         self._readers: dict[int, _StreamReader] = {}  # of those that come in pieces
@@ -152,7 +152,7 @@ class _Link:
 
     def receive(self, frame: frames.FrontFrame) -> None:
         """Do what a frame asks for."""
-        channel = self._channel
+        channel = self.channel
         match frame:
             case frames.LinkOpening(version=version):
                 self._opening = frame
@@ -210,7 +210,7 @@ class _Link:
 
     async def _run(self, submitted: frames.Submit) -> None:
         """Run a job, and send its answer until it ends or its client leaves."""
-        number, channel = submitted.stream, self._channel
+        number, channel = submitted.stream, self.channel
         reader: AnswerCursor | None = None
         try:
             job = self._fitting(submitted.job)

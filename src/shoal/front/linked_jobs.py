@@ -59,6 +59,9 @@ NO_HUB = (
     "the coordinator is restarting, and takes too long: try again shortly. No work is "
     "accepted meanwhile, because none would be recorded"
 )
+OTHER_TEXT = (
+    "the worker reported another text than it had sent here: repeat the request"
+)
 
 Connect: TypeAlias = Callable[[Callable[[], Channel]], Awaitable[object]]
 """Opens a connection to the hub, with the protocol that the function makes.
@@ -67,11 +70,6 @@ Raises OSError.
 """
 
 log = logging.getLogger("shoal.front")
-
-
-OTHER_TEXT = (
-    "the worker reported another text than it had sent here: repeat the request"
-)
 
 
 class OnlyAtHub(Exception):

@@ -27,8 +27,7 @@ from shoal.protocols.shoal.text import (
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
 from shoal.transports.driver import Driver
-from shoal.transports.link import LinkClosed
-from shoal.transports.link_encryption import ENCRYPTION_TIMEOUT, accept_encryption
+from shoal.transports.link_encryption import encrypt_accepted
 from shoal.transports.strangers import Strangers
 from shoal.transports.websocket import WebSocketLink
 
@@ -100,9 +99,8 @@ class TextPort:
 
     async def _serve(self, link: WebSocketLink) -> None:
         try:
-            async with asyncio.timeout(ENCRYPTION_TIMEOUT):
-                await accept_encryption(link)
-        except (LinkClosed, PeerError, TimeoutError) as error:
+            await encrypt_accepted(link)
+        except PeerError as error:
             await link.close(CloseCode.PROTOCOL_ERROR, str(error))
             return
         receiver = TextReceiver(lambda name: text_ticket(self._jobs.text_secret, name))

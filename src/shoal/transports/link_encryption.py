@@ -68,6 +68,19 @@ async def start_encryption(link: EncryptableLink) -> None:
     link.encrypt(keys, bytes(received[SECOND_SIZE:]))
 
 
+async def encrypt_accepted(link: EncryptableLink) -> None:
+    """Encrypt a link that was accepted, if the peer begins with that in time.
+
+    Raises PeerError with the reason why it is of no use.
+    """
+    try:
+        async with asyncio.timeout(ENCRYPTION_TIMEOUT):
+            await accept_encryption(link)
+    except (LinkClosed, PeerError, TimeoutError) as error:
+        silent = f"sent nothing for {ENCRYPTION_TIMEOUT:g} s"
+        raise PeerError(str(error) or silent) from error
+
+
 async def accept_encryption(link: EncryptableLink) -> bool:
     """Encrypt a link if the peer begins with that; return whether it does.
 
