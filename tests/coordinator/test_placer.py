@@ -35,7 +35,7 @@ from shoal.domain.vocabulary import (
     Joined,
     LoadChanged,
 )
-from shoal.domain.work import ANY_MODEL, JobKind, ModelAction, ModelOrder
+from shoal.domain.work import ANY_MODEL, HubModel, JobKind, ModelAction, ModelOrder
 from shoal.domain.worker import LoadableModel, ModelLibrary, Offer, WorkerLoad
 from shoal.pool.inputs import DeploymentOrder
 from shoal.pool.models.machine import PlacementRules
@@ -59,6 +59,7 @@ class ScriptedMachine(ScriptedWorker):
         *models: LoadableModel,
         memory: int = 8 * GB,
         only_for: frozenset[str] = frozenset(),
+        fetches: bool = False,
     ) -> None:
         self.name = name
         self.hub = hub
@@ -68,7 +69,7 @@ class ScriptedMachine(ScriptedWorker):
         self.loaded: dict[str, ScriptedWorker] = {}
         self.port = hub.connect(self, "wire")
         kinds = frozenset({JobKind.MODEL})
-        library = ModelLibrary(models, memory, context=4096)
+        library = ModelLibrary(models, memory, context=4096, fetches=fetches)
         offer = Offer(kinds, slots=2, only_for=only_for, library=library)
         self.emit(Joined(f"{name}/*models", offer))
 
@@ -596,6 +597,50 @@ async def test_deployments_are_loaded_and_kept_over_a_restart(
     await asyncio.sleep(2000.0)
     unloads = [each.orders[1].action for each in machines]
     assert unloads == [ModelAction.UNLOAD] * 2
+
+
+@scripted(run_placing)
+async def test_a_request_waits_for_what_a_deployment_has_from_the_hub(
+    coordinator: Coordinator,
+) -> None:
+    ScriptedMachine(coordinator.hub, "ben", QWEN)
+    anna = ScriptedMachine(coordinator.hub, "anna", fetches=True)
+    await run_pending()
+    source = HubModel("org/gemma", "gemma.gguf", "a" * 40, 2 * GB)
+    assert isinstance((await coordinator.request("gemma")).error, UnknownModel)
+    deployed = DeploymentSet("gemma", 1, "al", hub=source)
+    await coordinator.hub.process(DeploymentOrder("gemma", deployed, "al"))
+
+    client = await coordinator.request("gemma")
+    hurried = await coordinator.request("gemma", TimeLimits(queue=5.0))
+    await pause()
+    anna.progress(0.25, "500 MB of 2.0 GB copied")
+    await asyncio.sleep(6.0)
+
+    assert [each.hub for each in anna.orders] == [source]
+    assert isinstance(hurried.error, ModelLoading)
+    assert hurried.error.loading["bytes"] == GB // 2
+    anna.carry_out()
+    await pause()
+    anna.loaded["gemma"].answer("hello")
+    await run_pending()
+    assert client.outcome is not None
+    assert client.outcome.output == "hello"
+
+
+@scripted(run_placing)
+async def test_a_request_for_any_model_has_none_copied_from_the_hub(
+    coordinator: Coordinator,
+) -> None:
+    anna = ScriptedMachine(coordinator.hub, "anna", QWEN, fetches=True)
+    source = HubModel("org/gemma", "gemma.gguf", "a" * 40, 3 * GB)
+    deployed = DeploymentSet("gemma", 1, "al", schedule=("mon 3:00-3:01",), hub=source)
+    await coordinator.hub.process(DeploymentOrder("gemma", deployed, "al"))
+
+    await coordinator.request(ANY_MODEL)
+    await pause()
+
+    assert [each.name for each in anna.orders] == ["qwen3"]
 
 
 @scripted(run_script)

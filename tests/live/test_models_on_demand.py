@@ -107,6 +107,7 @@ def _deploy_from_hub(programs: Programs) -> None:
     deploy = programs.run("models", "deploy", "mine", *source, *where)
 
     assert deploy.wait() == 0, deploy.errors
+    assert said(pool, "mine")  # it waits for the first load
     both = {"anna": "loaded", "ben": "loaded"}
     eventually(lambda: replicas(pool, "mine") == both, "the loads")
     assert said(pool, "mine")

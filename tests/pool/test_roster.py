@@ -1,9 +1,15 @@
 """The roster: the workers of each model."""
 
 from pool.builders import joined, pool_after
-from shoal.domain.facts import WorkerDraining, WorkerJoined, WorkerLeft
+from shoal.domain.facts import (
+    DeploymentRemoved,
+    DeploymentSet,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+)
 from shoal.domain.ids import WorkerId
-from shoal.domain.work import JobKind
+from shoal.domain.work import HubModel, JobKind
 from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.pool.roster import MODEL_MEMORY, SEEN_MAX
 from shoal.pool.state import PoolState
@@ -49,6 +55,31 @@ def test_a_library_that_changes_all_the_time_takes_little_memory() -> None:
 
     assert len(pool.roster.models_last_seen) == SEEN_MAX
     assert pool.roster.knows_model(names[-1], 1.0)
+
+
+def test_models_of_the_hub_are_loadable_while_a_machine_copies_models() -> None:
+    hub = HubModel("org/gemma", "gemma.gguf", "a" * 40, 5)
+    kinds = frozenset({JobKind.MODEL})
+    own = LoadableModel("own")
+    fetching = Offer(kinds, library=ModelLibrary((own,), fetches=True))
+    other = Offer(kinds, library=ModelLibrary((LoadableModel("gemma"),)))
+    pool = pool_after(DeploymentSet("gemma", 1, "al", hub=hub))
+    assert "gemma" not in pool.roster
+
+    pool.apply(WorkerJoined(W, fetching, cancels=True), 0.0)
+    assert pool.roster.has_to_load("gemma")
+    assert not pool.roster.has_files("gemma")
+    pool.apply(WorkerJoined(WorkerId("other"), other, cancels=True), 0.0)
+    assert pool.roster.has_files("gemma")
+    pool.apply(WorkerLeft(WorkerId("other"), ""), 0.0)
+    assert pool.roster.has_to_load("gemma")
+    pool.apply(DeploymentRemoved("gemma", "al"), 0.0)
+
+    assert pool.roster.loadable == {"own": {W: own}}
+    pool.apply(WorkerLeft(W, ""), 0.0)
+    assert not pool.roster.loadable
+    pool.apply(DeploymentSet("gemma", 1, "al", hub=hub), 0.0)
+    assert not pool.roster.loadable
 
 
 def test_slots_of_draining_workers_are_not_counted() -> None:

@@ -53,6 +53,7 @@ async def restore_pool(
         pool.apply(alias, now)
     for deployment in await store.deployments():
         pool.apply(deployment, now)
+        pool.roster.expect([deployment.name], (), now)
     for marked in await store.penalties_since(at - PENALTY_SECONDS):
         pool.apply(marked.fact, now - (at - marked.at))
     begun = [each.job.id for each in stored if each.lease]

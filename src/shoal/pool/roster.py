@@ -9,8 +9,16 @@ from typing import NamedTuple, TypeVar
 
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId, peer_of
+from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.money import Micros
-from shoal.domain.work import ANY_MODEL, CALL_QUEUE, MODEL_QUEUE, TASK_QUEUE
+from shoal.domain.work import (
+    ANY_MODEL,
+    CALL_QUEUE,
+    MODEL_QUEUE,
+    TASK_QUEUE,
+    Feature,
+    HubModel,
+)
 from shoal.domain.worker import (
     DeviceKind,
     LoadableModel,
@@ -92,7 +100,16 @@ class Roster:
     """Slots of all workers that take new jobs, by model; those of an engine once."""
 
     loadable: dict[str, dict[WorkerId, LoadableModel]] = field(default_factory=dict)
-    """The models that machines can load, by the workers with these libraries."""
+    """The models that machines can load, by the workers with these libraries.
+
+    Those that copy models can also load what deployments have from the hub.
+    """
+
+    from_hub: dict[str, LoadableModel] = field(default_factory=dict)
+    """The models that deployments have from the hub: no disk may have them yet."""
+
+    fetching: dict[WorkerId, Worker] = field(default_factory=dict)
+    """The workers whose machines copy models before they load them."""
 
     hosted: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
     """The workers of last resort, by model; nothing else here has them."""
@@ -153,6 +170,11 @@ class Roster:
         """Return whether no worker has a model, but a machine can load it."""
         return model not in self.with_model and model in self.loadable
 
+    def has_files(self, model: str) -> bool:
+        """Return whether a machine has the files of a model."""
+        unread = self.from_hub.get(model)
+        return any(each is not unread for each in self.loadable.get(model, {}).values())
+
     def knows_model(self, model: str, now: float) -> bool:
         """Return whether a worker has a model, had it lately, or may load it."""
         if model in self:
@@ -173,6 +195,25 @@ class Roster:
             self.models_last_seen.setdefault(model, now)
         for function in functions:
             self.functions_last_seen.setdefault(function, now)
+
+    def deploy(self, model: str, hub: HubModel | None, now: float) -> None:
+        """Note where a deployment has a model from; None: from the pool's disks.
+
+        Until a machine has read its files, it may do whatever is asked of it.
+        """
+        if hub is None and model not in self.from_hub:
+            return
+        self.on_change()
+        for worker in self.fetching.values():
+            self._end_loadable(worker, now)
+        self.from_hub.pop(model, None)
+        if hub is not None:
+            anything = frozenset(Feature)
+            self.from_hub[model] = LoadableModel(
+                model, hub.size, INFERENCE_KINDS, anything, hub=hub
+            )
+        for worker in self.fetching.values():
+            self._set_loadable(worker)
 
     def on_change(self) -> None:
         """Forget what depended on workers that are not what they were."""
@@ -195,9 +236,10 @@ class Roster:
             self.asks[ask] += 1
         for model in worker.queues:
             self.with_model.setdefault(model, {})[worker.id] = worker
-        if worker.offer.library is not None:
-            for each in worker.offer.library.models:
-                self.loadable.setdefault(each.name, {})[worker.id] = each
+        library = worker.offer.library
+        if library is not None and library.fetches:
+            self.fetching[worker.id] = worker
+        self._set_loadable(worker)
         self._count_slots(worker, before=False)
         self.index(worker)
 
@@ -323,13 +365,8 @@ class Roster:
                 self.models_last_seen.pop(model, None)
                 self.models_last_seen[model] = now
                 removed.append(model)
-        if worker.offer.library is not None:
-            for each in worker.offer.library.models:
-                self.loadable[each.name].pop(worker.id, None)
-                if not self.loadable[each.name]:
-                    del self.loadable[each.name]
-                    self.models_last_seen.pop(each.name, None)
-                    self.models_last_seen[each.name] = now
+        self._end_loadable(worker, now)
+        self.fetching.pop(worker.id, None)
         for task in worker.offer.tasks:
             self.functions_last_seen.pop(task, None)
             self.functions_last_seen[task] = now
@@ -337,6 +374,26 @@ class Roster:
         _forget(self.models_last_seen, now)
         _forget(self.functions_last_seen, now)
         return removed
+
+    def _set_loadable(self, worker: Worker) -> None:
+        """Add what a machine can load; of its own files, it knows more."""
+        if (library := worker.offer.library) is None:
+            return
+        unread = self.from_hub.values() if library.fetches else ()
+        for each in (*unread, *library.models):
+            self.loadable.setdefault(each.name, {})[worker.id] = each
+
+    def _end_loadable(self, worker: Worker, now: float) -> None:
+        """Remove what a machine can load."""
+        if (library := worker.offer.library) is None:
+            return
+        unread = self.from_hub if library.fetches else ()
+        for name in dict.fromkeys([*unread, *(each.name for each in library.models)]):
+            del self.loadable[name][worker.id]
+            if not self.loadable[name]:
+                del self.loadable[name]
+                self.models_last_seen.pop(name, None)
+                self.models_last_seen[name] = now
 
     def _count(self, worker: Worker, served: bool) -> None:
         """Update the slot counts and the index; ``served``: it accepted jobs before."""

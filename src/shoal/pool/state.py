@@ -324,8 +324,10 @@ class PoolState:
                 del self.aliases[name]
             case facts.DeploymentSet(name):
                 self.deployments[name] = fact
+                self.roster.deploy(name, fact.hub, now)
             case facts.DeploymentRemoved(name):
                 del self.deployments[name]
+                self.roster.deploy(name, None, now)
             case facts.WorkerLoadChanged(worker_id, condition):
                 self.roster.set_load(self.workers[worker_id], condition)
             case facts.MachineCalled(worker_id):

@@ -102,7 +102,8 @@ def next_due(pool: "PoolState", now: float) -> float | None:
 def _is_needed(pool: "PoolState", offer: Offer) -> bool:
     """Return whether jobs or a deployment want a model that no worker has."""
     return any(
-        model not in pool.roster and (model in pool.queues or model in pool.deployments)
+        (model in pool.queues or model in pool.deployments)
+        and not (model in pool.roster.with_model or pool.roster.has_files(model))
         for model in _models_of(offer)
     )
 

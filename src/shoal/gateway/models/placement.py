@@ -114,8 +114,7 @@ async def list_models(gateway: ModelsGateway, caller: ApiCaller) -> PlacedModelL
         stored = [
             copy for host in hosts if (copy := _stored_copy(host, name)) is not None
         ]
-        known = max((each.size or 0 for each in stored), default=0) or None
-        size = known
+        size = known = summary.size or None
         if known is None and len(models) < SIZED_MAX:
             known = await gateway.sharing.own_size(name)
             size = estimated_size(name) if known is None else known

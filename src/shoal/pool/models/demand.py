@@ -138,9 +138,10 @@ def _demands(pool: PoolState, now: float) -> dict[str, Demand]:
 def _chat_model(pool: PoolState, now: float) -> str | None:
     """Return the largest chat model that a machine has memory for; None: there is none.
 
-    Requests for any model wait for it while none is loaded.
+    Requests for any model wait for it while none is loaded.  One that is to be copied
+    from the hub goes after those with files in the pool.
     """
-    sizes: dict[str, int] = {}
+    sizes: dict[str, tuple[bool, int]] = {}
     for name, machines in pool.roster.loadable.items():
         for machine, model in machines.items():
             library = pool.workers[machine].offer.library
@@ -151,5 +152,6 @@ def _chat_model(pool: PoolState, now: float) -> str | None:
                 and not pool.model_orders.has_failed(machine, name, now)
                 and (not library.memory or need <= library.memory)
             ):
-                sizes[name] = max(model.size, sizes.get(name, 0))
+                size = pool.roster.has_files(name), model.size
+                sizes[name] = max(size, sizes.get(name, size))
     return max(sizes, key=lambda name: (sizes[name], name), default=None)
