@@ -215,6 +215,27 @@ def test_chunks_that_are_elsewhere_are_requested_there_first() -> None:
     assert selection.requests(1.0 + ELSEWHERE_TIMEOUT) == [again]
 
 
+def test_what_a_near_source_has_is_requested_there() -> None:
+    selection = a_selection(far=np.ones(CHUNKS, bool))
+    begun = {each.chunk for each in selection.requests(0.0)}
+    selection.add_source("near", 0.0, near=True)
+    selection.on_available("near", flags(*range(CHUNKS - 1)))
+    for chunk in begun:
+        assert selection.expects("far", chunk, 0.0)
+        selection.on_checked("far", chunk, right=True)
+
+    requests = selection.requests(0.0)
+
+    assert ChunkRequest("far", CHUNKS - 1) in requests  # which only that one has
+    others = {each.chunk for each in requests} - {CHUNKS - 1}
+    assert requests.count(ChunkRequest("far", CHUNKS - 1)) == 1
+    assert {each for each in requests if each.source == "near"} == {
+        ChunkRequest("near", chunk) for chunk in others
+    }
+    late = selection.requests(REPEAT_AFTER)  # the near one sends nothing
+    assert {each.source for each in late} == {"far"}
+
+
 def test_a_source_of_another_model_is_dropped() -> None:
     selection = a_selection(a=np.ones(CHUNKS + 1, bool))
 
@@ -253,12 +274,12 @@ class Histories(RuleBasedStateMachine):
         self.now = 0.0
         self.count = 0
 
-    @rule(has=st.sets(st.integers(0, CHUNKS - 1)))
-    def come(self, has: set[int]) -> None:
+    @rule(has=st.sets(st.integers(0, CHUNKS - 1)), near=st.booleans())
+    def come(self, has: set[int], near: bool) -> None:
         self.count += 1
         name = f"s{self.count}"
         self.has[name] = has
-        self.selection.add_source(name, self.now)
+        self.selection.add_source(name, self.now, near=near)
         self.selection.on_available(name, flags(*has))
 
     @precondition(lambda self: self.has)

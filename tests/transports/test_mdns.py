@@ -204,7 +204,10 @@ def machine(**interfaces: tuple[bool, str, list[str]]) -> tuple[object, object]:
         for name, (up, flags, _) in interfaces.items()
     }
     addresses = {
-        name: [SimpleNamespace(address=each) for each in given]
+        name: [
+            SimpleNamespace(family=0, address=each, netmask=None, ptp=None)
+            for each in given
+        ]
         for name, (_, _, given) in interfaces.items()
     }
     return (lambda: stats), (lambda: addresses)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from shoal.app.worker_ports import websocket_port
 from shoal.domain.errors import NotAdmitted, ShoalError
 from shoal.ledger.keys import Signer, verify
-from shoal.models.partial_server import OpenPort
+from shoal.models.seed_server import OpenPort
 from shoal.models.peer_connection import WEB
 from shoal.peers.relay import ServeSession
 from shoal.protocols import own_wire

@@ -33,10 +33,12 @@ class _Source:
     """A source: the chunks that it has, and those that were requested from it.
 
     ``unchecked`` of these have arrived.  ``elsewhere`` are those that others shall be
-    asked for, since when.  ``ahead`` is how many may be requested at a time.
+    asked for, since when.  ``ahead`` is how many may be requested at a time.  ``near``:
+    it is in a network of this machine.
     """
 
     has: npt.NDArray[np.bool_]
+    near: bool = False
     elsewhere: dict[int, float] = field(default_factory=dict)
     requested: dict[int, float] = field(default_factory=dict)  # when, by chunk
     picked: list[int] = field(default_factory=list)  # to request next, in reverse
@@ -48,12 +50,18 @@ class _Source:
     def in_flight(self) -> int:
         return len(self.requested) + self.unchecked
 
+    def is_late(self, now: float) -> bool:
+        """Return whether it owes a chunk for long."""
+        requested = self.requested.values()
+        return any(now - since >= REPEAT_AFTER for since in requested)
+
 
 class ChunkSelection:
     """The chunks of one model, and the sources of them.
 
     Rarest first, and equally rare ones in the order in which disks read them fast,
-    until ``shuffle``.
+    until ``shuffle``.  What a near source has, and does not owe for long, is not
+    requested from those that are not near.
     """
 
     def __init__(self, chunks: int, held: Iterable[int] = ()) -> None:
@@ -92,10 +100,11 @@ class ChunkSelection:
         """The sources that are in use."""
         return self._sources
 
-    def add_source(self, name: str, now: float) -> None:
+    def add_source(self, name: str, now: float, *, near: bool = False) -> None:
         """Add a source, which has nothing so far."""
         assert name not in self._sources, "each source is added once"
-        self._sources[name] = _Source(np.zeros(len(self._held), bool), heard_at=now)
+        has = np.zeros(len(self._held), bool)
+        self._sources[name] = _Source(has, near, heard_at=now)
 
     def on_available(self, name: str, chunks: npt.NDArray[np.bool_]) -> None:
         """Record that a source has more chunks: a flag for each."""
@@ -207,16 +216,24 @@ class ChunkSelection:
 
     def _next(self, source: _Source, now: float) -> int | None:
         """Return the chunk to request from a source; None: it has none of use."""
+        nearer = [
+            each.has
+            for each in (() if source.near else self._sources.values())
+            if each.near and not each.is_late(now)
+        ]
         while source.picked:
             chunk = source.picked.pop()
             if (
                 not (self._held[chunk] or self._arrived[chunk] or self._asked[chunk])
                 and chunk not in source.elsewhere
+                and not any(has[chunk] for has in nearer)
             ):
                 return chunk
         open_ = source.has & ~self._held & ~self._arrived
         fresh = open_ & (self._asked == 0)
         fresh[[*source.elsewhere]] = False
+        for has in nearer:
+            fresh &= ~has
         found = np.flatnonzero(fresh)
         if len(found):
             rank = self._sources_of[found].astype(np.int64) * len(self._held)

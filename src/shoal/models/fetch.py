@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
@@ -39,17 +39,19 @@ from shoal.domain.model_messages import (
     SeederAt,
 )
 from shoal.models import manifest
-from shoal.models.bulk_connection import BulkChunk
+from shoal.models.bulk_connection import BulkChunk, ReadInto
 from shoal.models.chunk_selection import ChunkSelection
+from shoal.models.chunk_senders import ByteRate
 from shoal.models.download import DownloadedModel, DownloadRequest, ModelDownload
 from shoal.models.file_hashes import FileHashes
 from shoal.models.manifest import Manifest
 from shoal.models.model_folder import check_target
 from shoal.models.names import model_folder_name
 from shoal.models.partial_model import PartialModel
-from shoal.models.partial_server import OpenPort, PartialServer
+from shoal.models.seed_server import OpenPort, seeding
 from shoal.models.peer_connection import DialledPeer, PeerConnection
 from shoal.transports.clock import LoopClock
+from shoal.transports.own_networks import Network, is_near, own_networks
 
 RETRY_FIRST = 0.5  # seconds until a lost source is dialled again, then twice as long
 RETRIES_MAX = 4  # without a chunk in between
@@ -149,6 +151,28 @@ class _Arrival(NamedTuple):
     release: Callable[[], None] = _keep
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What is held of a model, for others that fetch it."""
+
+    _model: PartialModel
+    _selection: ChunkSelection
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._model.manifest
+
+    @property
+    def held(self) -> bytes:
+        return np.packbits(self._selection.held, bitorder="little").tobytes()
+
+    async def reader(self, chunk: int) -> ReadInto:
+        """Return what reads a chunk that is held.  Raises Unavailable."""
+        if not self._selection.held[chunk]:
+            raise Unavailable("it has no such chunk yet")
+        return partial(self._model.read, chunk)
+
+
 @dataclass(slots=True, eq=False)
 class _Fetch:
     """The fetch of one model; ``_alive`` are the sources that may still send."""
@@ -177,6 +201,7 @@ class _Fetch:
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _clock: LoopClock = field(default_factory=LoopClock)
+    _networks: Collection[Network] = field(default_factory=own_networks)
 
     async def run(
         self, sources: Sequence[ModelPeer], introducers: Sequence[ModelPeer]
@@ -362,7 +387,8 @@ class _Fetch:
             self._available[name] = self._available.get(name, False) | has
         else:
             if name not in self._selection.sources:
-                self._selection.add_source(name, self._clock.now())
+                near = is_near(name, self._networks)
+                self._selection.add_source(name, self._clock.now(), near=near)
             self._selection.on_available(name, has)
         self._changed.set()
 
@@ -470,23 +496,21 @@ class _Fetch:
 
         A port that cannot be opened only makes the others wait for longer.
         """
-        request, open_port = self._request, self._open_port
+        model, open_port = self._request.model, self._open_port
         if open_port is None or selection.complete:
             yield lambda chunk: None
             return
-        server = PartialServer(request.model, partial_model, selection, self._tasks)
-        passcode = uuid4().hex
+        content = _Held(partial_model, selection)
         async with AsyncExitStack() as stack:
+            port = seeding(model, content, open_port, self._tasks, ByteRate())
             try:
-                port = open_port(passcode, server.serve)
-                url = await stack.enter_async_context(port)
+                server, self._seeder = await stack.enter_async_context(port)
             except ConfigError as error:
                 log.warning("others get nothing from here: %s", error)
-            else:
-                stack.callback(server.close)
-                self._seeder = SeederAt(partial_model.manifest.root, url, passcode)
-                for name in self._connections:
-                    self._announce(name)
+                yield lambda chunk: None
+                return
+            for name in self._connections:
+                self._announce(name)
             yield server.on_held
             for task in self._using:
                 task.cancel()  # which shows others that this end needs nothing

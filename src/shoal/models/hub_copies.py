@@ -21,7 +21,7 @@ from shoal.models import manifest
 from shoal.models.fetch import ModelPeer, OnProgress, fetch_model
 from shoal.models.hub_source import HubSource
 from shoal.models.manifest import Manifest
-from shoal.models.partial_server import OpenPort
+from shoal.models.seed_server import OpenPort
 
 CONNECT_TIMEOUT = 5.0  # seconds
 ANSWER_TIMEOUT = 20.0  # seconds without an answer, or a word that hashing goes on

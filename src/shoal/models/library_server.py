@@ -8,7 +8,7 @@ reason.
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +46,7 @@ from shoal.models.library import (
     read_pieces,
 )
 from shoal.models.manifest import Manifest
+from shoal.models.seed_server import OpenPort, seeding
 from shoal.models.remote_models import RemoteModel, RemoteModels
 from shoal.models.seeders import Seeders
 from shoal.models.sources import FoundModel, ModelSource, ModelSources
@@ -66,9 +67,11 @@ log = logging.getLogger("shoal.models")
 class _LocalModel:
     """A model of the library, with the identity of each of its files."""
 
+    name: str
     manifest: Manifest
     model: SharedModel
     identities: tuple[tuple[int, int, int], ...]
+    held = b""  # all of it
 
     async def reader(self, chunk: int) -> ReadInto:
         place = self.manifest.place(chunk)
@@ -82,10 +85,18 @@ class LibraryServer:
     Leaving the block aborts all transfers.  ``sources`` are the peers that may share
     models themselves; those of some are passed on to the others.  ``hashes`` are those
     of the library's files, and ``rate`` limits the bytes a second that all get.
+
+    ``find_port`` returns what opens a port on the network of a coordinator, or None:
+    the machines for which the coordinator passes a model on get it from there, too, if
+    they can.  It blocks.
     """
 
     def __init__(
-        self, library: Library, hashes: FileHashes | None = None, rate: int = 0
+        self,
+        library: Library,
+        hashes: FileHashes | None = None,
+        rate: int = 0,
+        find_port: Callable[[], OpenPort | None] = lambda: None,
     ) -> None:
         self._library = library
         self._hashes = hashes or FileHashes()
@@ -96,6 +107,8 @@ class LibraryServer:
         self._senders = ChunkSenders(self._tasks, self._rate)
         self.bulk = self._senders.bulk
         self._seeders = Seeders()
+        self._find_port = find_port
+        self._seeding: dict[bytes, asyncio.Task[None]] = {}  # by the model's address
         self._local: OrderedDict[bytes, _LocalModel] = OrderedDict()
         self._hashing = asyncio.Lock()  # one disk
         self._queries: Counter[str] = Counter()  # by peer
@@ -115,8 +128,8 @@ class LibraryServer:
         self._hashes.close()
         self._remote.close()
         self._senders.close()
-        for sending in self._sending.values():
-            sending.cancel()
+        for task in (*self._sending.values(), *self._seeding.values()):
+            task.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
     def share(self, models: Mapping[str, Path]) -> None:
@@ -146,6 +159,7 @@ class LibraryServer:
                 self._request_chunks(requester, message)
             case SeederAt():
                 self._seeders.add(requester, message)
+                self._seed(requester, message)
             case HashingModel() | ManifestAnswer() | ChunkSent() | ChunksRefused():
                 self._remote.receive(peer, message)
             case ModelChunk() | ModelDone() | ChunksHeld() | ChunksElsewhere():
@@ -243,20 +257,20 @@ class LibraryServer:
             found = await asyncio.to_thread(self._library.find, name)
             if found is None:
                 return None
-            local = await asyncio.to_thread(self._hash, found)
+            local = await asyncio.to_thread(self._hash, name, found)
         self._local[local.manifest.root] = local
         self._local.move_to_end(local.manifest.root)
         if len(self._local) > MODELS_MAX:
             self._local.popitem(last=False)
         return local
 
-    def _hash(self, model: SharedModel) -> _LocalModel:
+    def _hash(self, name: str, model: SharedModel) -> _LocalModel:
         """Hash a model's files, if they are not known.  Raises NotShareable."""
         try:
             before = tuple(identity(each.path.stat()) for each in model.files)
         except OSError as error:
             raise NotShareable(f"{error.filename}: {error.strerror}") from error
-        return _LocalModel(self._hashes.manifest(model), model, before)
+        return _LocalModel(name, self._hashes.manifest(model), model, before)
 
     def _request_chunks(self, requester: Receiver, request: ChunksRequest) -> None:
         root = request.root
@@ -273,6 +287,35 @@ class LibraryServer:
         if reason is not None:
             self._log_refusal(requester.name, reason)
             requester.send(ChunksRefused(root, reason))
+
+    def _seed(self, requester: Receiver, other: SeederAt) -> None:
+        """Have a model that another peer fetches sent by the machines that have it.
+
+        A coordinator tells these of it, and they answer with ports of their own.
+        """
+        root = other.root
+        if (remote := self._remote.get(root)) is not None:
+            for name in remote.holders.keys() - {requester.name}:
+                if (source := self.sources.named(name)) is not None:
+                    source.send(other)
+        model = self._local.get(root)
+        if model is not None and root not in self._seeding:
+            self._seeding[root] = task = self._tasks.create_task(
+                self._seed_model(model, requester)
+            )
+            task.add_done_callback(lambda _: self._seeding.pop(root))
+
+    async def _seed_model(self, model: _LocalModel, coordinator: Receiver) -> None:
+        """Send a model at a port, as long as peers connect to it."""
+        if (open_port := await asyncio.to_thread(self._find_port)) is None:
+            return
+        port = seeding(model.name, model, open_port, self._tasks, self._rate)
+        try:
+            async with port as (server, here):
+                coordinator.send(here)
+                await server.wait_for_others(new=True)
+        except ShoalError as error:
+            log.warning("no port for model=%s reason=%r", model.name, str(error))
 
     def _on_answered(self, peer: str) -> None:
         self._queries[peer] -= 1

@@ -13,10 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import psutil
-
 from shoal.domain.errors import Unavailable
 from shoal.protocols.seam.endpoints import DiscoveredService, ServiceRecord
+from shoal.transports.own_networks import own_addresses
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf
@@ -130,27 +129,15 @@ def addresses_of(host: str) -> tuple[str, ...]:
 
 def _addresses(version: int) -> set[str]:
     """Return this machine's addresses on interfaces that are up and have multicast."""
-    found = set()
-    states = psutil.net_if_stats()
-    for name, each in psutil.net_if_addrs().items():
-        state = states.get(name)
-        # Not every system reports the flags.
-        if (
-            state is None
-            or not state.isup
-            or "multicast" not in (state.flags or "multicast")
-        ):
-            continue
-        for one in each:
-            try:
-                address = ipaddress.ip_address(one.address.partition("%")[0])
-            except ValueError:  # a hardware address
-                continue
-            # A link-local one of version 6 means nothing without its interface.
-            linked = address.version == 6 and address.is_link_local
-            if address.version == version and not (address.is_loopback or linked):
-                found.add(str(address))
-    return found
+    return {
+        str(each.interface.ip)
+        for each in own_addresses()
+        if each.multicast
+        and each.interface.version == version
+        and not each.interface.is_loopback
+        # A link-local one of version 6 means nothing without its interface.
+        and not (version == 6 and each.interface.is_link_local)
+    }
 
 
 @dataclass(slots=True, eq=False)

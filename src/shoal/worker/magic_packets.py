@@ -7,12 +7,10 @@ The format is AMD's *Magic Packet Technology* (publication 20213, 1995): six byt
 import logging
 import socket
 from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Interface
 from typing import NamedTuple
 
-import psutil
-
 from shoal.domain.worker import valid_hardware_addresses
+from shoal.transports.own_networks import own_addresses
 
 PORT = 9  # of the service "discard"
 
@@ -58,15 +56,13 @@ def call_machine(addresses: Sequence[str]) -> None:
 
 def _networks() -> Iterator[_Network]:
     """Yield the networks of interfaces that are up, and can broadcast."""
-    up = {name for name, each in psutil.net_if_stats().items() if each.isup}
-    for name, addresses in psutil.net_if_addrs().items():
-        links = [each for each in addresses if int(each.family) == int(psutil.AF_LINK)]
-        hardware = links[0].address.lower().replace("-", ":") if links else ""
-        for each in addresses if name in up else ():
-            if each.family is not socket.AF_INET or each.ptp:
-                continue
-            # What the system calls its broadcast is often the machine's own address.
-            network = IPv4Interface(f"{each.address}/{each.netmask}").network
-            if network.num_addresses > 2 and not network.is_loopback:
-                broadcast = str(network.broadcast_address)
-                yield _Network(hardware, each.address, broadcast)
+    for each in own_addresses():
+        # What the system calls its broadcast is often the machine's own address.
+        network = each.interface.network
+        if (
+            network.version == 4
+            and network.num_addresses > 2
+            and not (each.to_one or network.is_loopback)
+        ):
+            broadcast = str(network.broadcast_address)
+            yield _Network(each.hardware, str(each.interface.ip), broadcast)

@@ -53,6 +53,7 @@ from shoal.ledger.keys import Signer
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import shareable_library
 from shoal.models.library_server import LibraryServer
+from shoal.models.seed_server import OpenPort
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import Pairing
 from shoal.transports.clock import LoopClock
@@ -178,7 +179,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     if targets.models is not None:
         sources = await _sources(arguments, targets.models, engines, stack)
     signer = _signer(targets.main, config, name, arguments.data)
-    library = _library_server(arguments)
+    library = _library_server(arguments, targets.main)
     models_here = None
     if targets.models is not None:
         models_here = await open_worker_library(
@@ -371,14 +372,22 @@ async def _close_others(
             await source.engine.close()
 
 
-def _library_server(arguments: JoinArguments) -> LibraryServer:
+def _library_server(arguments: JoinArguments, target: JoinTarget) -> LibraryServer:
     """Return what sends local models to peers that copy them."""
+
+    def find_port() -> OpenPort | None:
+        # Few workers ever open one: its modules take memory.
+        from shoal.app.model_port import port_towards
+
+        return port_towards(target.http_urls[0]) if target.http_urls else None
+
     named = map(selection.parse_model_option, arguments.models)
     files = [(name, path) for name, path in named if path is not None]
     caches = [each.folder for each in gguf_files.model_folders(arguments.data)]
     return LibraryServer(
         *(shareable_library(files, caches), FileHashes(arguments.data)),
         round(arguments.config.share_rate * 1e6),
+        find_port,
     )
 
 

@@ -1,14 +1,15 @@
-"""Sends chunks of a model that is being fetched to others that fetch it, too."""
+"""Sends chunks of a model at a port of its own, while others fetch it.
+
+The machine may have all of the model, or fetch it, too.
+"""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
+from uuid import uuid4
 
-import numpy as np
-
-from shoal.domain.errors import Unavailable
 from shoal.domain.model_messages import (
     ChunksHeld,
     ChunksRefused,
@@ -16,14 +17,16 @@ from shoal.domain.model_messages import (
     ManifestAnswer,
     ManifestRequest,
     ModelMessage,
+    SeederAt,
     refusal,
 )
 from shoal.domain.vocabulary import Rejected, RunJob
-from shoal.models.bulk_connection import ReadInto
-from shoal.models.chunk_selection import ChunkSelection
-from shoal.models.chunk_senders import ByteRate, ChunkSenders, Receiver
-from shoal.models.manifest import Manifest
-from shoal.models.partial_model import PartialModel
+from shoal.models.chunk_senders import (
+    ByteRate,
+    ChunkedModel,
+    ChunkSenders,
+    Receiver,
+)
 from shoal.models.peer_connection import NOT_SERVING
 from shoal.peers.relay import ServeSession
 from shoal.protocols.seam.peer_session import (
@@ -45,34 +48,49 @@ Takes the passcode, and what serves a connection.
 """
 
 
-class PartialServer:
-    """Serves any number of peers at a port, as long as the model is fetched."""
+class SeededModel(ChunkedModel, Protocol):
+    """A model of which some chunks are held, or all."""
+
+    @property
+    def held(self) -> bytes:
+        """A bit for each chunk, as in ``ManifestAnswer``; empty: it has all."""
+
+
+@asynccontextmanager
+async def seeding(
+    model: str,
+    content: SeededModel,
+    open_port: OpenPort,
+    tasks: asyncio.TaskGroup,
+    rate: ByteRate,
+) -> AsyncIterator[tuple["SeedServer", SeederAt]]:
+    """Serve a model at a port for a block, and say where.  Raises ConfigError."""
+    server, passcode = SeedServer(model, content, tasks, rate), uuid4().hex
+    async with open_port(passcode, server.serve) as url:
+        try:
+            yield server, SeederAt(content.manifest.root, url, passcode)
+        finally:
+            server.close()
+
+
+class SeedServer:
+    """Sends any number of peers what is held of a model."""
 
     def __init__(
         self,
         model: str,
-        partial_model: PartialModel,
-        selection: ChunkSelection,
+        content: SeededModel,
         tasks: asyncio.TaskGroup,
+        rate: ByteRate,
     ) -> None:
         self._model = model
-        self._partial = partial_model
-        self._selection = selection
-        self._senders = ChunkSenders(tasks, ByteRate())
+        self._content = content
+        self._root = content.manifest.root
+        self._senders = ChunkSenders(tasks, rate)
         self._drivers: dict[str, Driver[PeerMessage, ToPeer]] = {}
         self._informed: dict[str, str] = {}  # connections, and their peers
         self._count = 0
-        self._left = asyncio.Event()
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._partial.manifest
-
-    async def reader(self, chunk: int) -> ReadInto:
-        """Return what reads a chunk that is held.  Raises Unavailable."""
-        if not self._selection.held[chunk]:
-            raise Unavailable("it has no such chunk yet")
-        return partial(self._partial.read, chunk)
+        self._changed = asyncio.Event()  # the connections
 
     async def serve(self, wire: str, session: PeerSession, link: Link) -> ConnectionEnd:
         """Serve a connection until it ends."""
@@ -81,27 +99,36 @@ class PartialServer:
         receive = partial(self._receive, name)
         driver = Driver(session, link, LoopClock(), receive)
         self._drivers[name] = driver
+        self._changed.set()
         try:
             return await driver.run()
         finally:
             del self._drivers[name]
             self._informed.pop(name, None)
             self._senders.on_peer_left(name)
-            self._left.set()
+            self._changed.set()
 
     def on_held(self, chunk: int) -> None:
         """Tell peers about another chunk that is held."""
         for name, peer in self._informed.items():
-            held = ChunksHeld(self.manifest.root, [chunk])
+            held = ChunksHeld(self._root, [chunk])
             self._drivers[name].send(ToPeer(peer, held))
 
-    async def wait_for_others(self) -> None:
-        """Wait until no receiver needs a chunk any more, or for ``LINGER``."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
-                while self._drivers:
-                    self._left.clear()
-                    await self._left.wait()
+    async def wait_for_others(self, *, new: bool = False) -> None:
+        """Wait until no receiver needs a chunk any more, or for ``LINGER``.
+
+        ``new``: wait for further receivers, until none has come for ``LINGER``.
+        """
+        limit = asyncio.get_running_loop().time() + LINGER
+        while self._drivers or new:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(None if new and self._drivers else limit):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+            if new:
+                limit = asyncio.get_running_loop().time() + LINGER
 
     def close(self) -> None:
         """Disconnect all peers."""
@@ -118,15 +145,14 @@ class PartialServer:
             case PeerJoined():
                 driver.admit()
             case ManifestRequest(model=self._model):
-                bits = np.packbits(self._selection.held, bitorder="little")
-                encoded = self.manifest.encoded
-                send(ManifestAnswer(self._model, encoded, held=bits.tobytes()))
+                encoded, held = self._content.manifest.encoded, self._content.held
+                send(ManifestAnswer(self._model, encoded, held=held))
                 self._informed[name] = peer
             case ChunksRequest(root, chunks):
                 why: str | None = "it is not this model"
-                if root == self.manifest.root:
+                if root == self._root:
                     receiver = Receiver(name, send, driver.wait_for_bulk_room)
-                    why = self._senders.request(receiver, self, chunks)
+                    why = self._senders.request(receiver, self._content, chunks)
                 if why is not None:
                     send(ChunksRefused(root, why))
             case ModelMessage() as asked if (refused := refusal(asked)) is not None:

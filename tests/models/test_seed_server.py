@@ -1,23 +1,30 @@
 """Peers that fetch a model at the same time, and send each other what they have."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gateway.serving import eventually
+from models.chunk_hosts import ChunkHost
 from models.test_fetch_chunks import CHUNKS, CONTENT, Hosts
+from models.test_remote_models import Worker
 from models.transfer_pair import RecordingPeer, files
 from shoal.app.model_port import address_towards, model_port, port_towards
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.model_messages import ChunkSent, ModelMessage, SeederAt
-from shoal.models import chunk_selection, fetch
+from shoal.models import chunk_selection, fetch, seed_server
 from shoal.models.chunk_senders import Receiver
 from shoal.models.fetch import fetch_model
+from shoal.models.library import Library
+from shoal.models.library_server import LibraryServer
 from shoal.models.manifest import CHUNK
 from shoal.models.peer_connection import DialledPeer
 from shoal.models.seeders import Seeders
+from shoal.peers.relay import ServeSession
 from shoal.protocols.seam.peer_session import PeerMessage, PeerSession
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
@@ -56,6 +63,48 @@ async def test_receivers_send_each_other_what_they_have(
 
     assert [files(each.path) for each in models] == [CONTENT] * 2
     assert host.chunks == []
+
+
+async def test_a_machine_with_the_model_sends_it_to_others_of_its_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator, which would pass the model on, sends nothing."""
+    monkeypatch.setattr(chunk_selection, "REPEAT_AFTER", 0.05)
+    monkeypatch.setattr(seed_server, "LINGER", 0.2)
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for name, data in CONTENT.items():
+        (folder / name).write_bytes(data)
+    closed: list[str] = []
+
+    @asynccontextmanager
+    async def port(passcode: str, serve: ServeSession) -> AsyncIterator[str]:
+        async with PORT(passcode, serve) as url:
+            yield url
+        closed.append(url)
+
+    library = LibraryServer(Library({"org/name": folder}), find_port=lambda: port)
+
+    async with LibraryServer(Library({})) as coordinator, library:
+        worker = Worker(coordinator, library).join()
+        host = ChunkHost("http://203.0.113.1", coordinator)
+        host.tamper = lambda message: (
+            [] if isinstance(message, ChunkSent) else [message]
+        )
+        for number in (1, 2):
+            got = await fetch_model(
+                "org/name", [host], tmp_path / f"ours{number}", open_port=PORT
+            )
+            assert files(got.path) == CONTENT
+            await eventually(partial(_has, closed, number))
+
+    assert host.chunks == []
+    sent = [each.url for each in worker.sent if isinstance(each, SeederAt)]
+    assert sent == closed
+
+
+def _has(items: list[str], count: int) -> bool:
+    return len(items) == count
 
 
 async def test_only_who_knows_the_passcode_gets_anything() -> None:
