@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from shoal.app.worker_ports import websocket_port
 from shoal.domain.errors import NotAdmitted, ShoalError
 from shoal.ledger.keys import Signer, verify
-from shoal.models.seed_server import OpenPort
 from shoal.models.peer_connection import WEB
+from shoal.models.seed_server import OpenPort
 from shoal.peers.relay import ServeSession
 from shoal.protocols import own_wire
 from shoal.protocols.seam import admission

@@ -48,8 +48,8 @@ from shoal.models.manifest import Manifest
 from shoal.models.model_folder import check_target
 from shoal.models.names import model_folder_name
 from shoal.models.partial_model import PartialModel
-from shoal.models.seed_server import OpenPort, seeding
 from shoal.models.peer_connection import DialledPeer, PeerConnection
+from shoal.models.seed_server import OpenPort, seeding
 from shoal.transports.clock import LoopClock
 from shoal.transports.own_networks import Network, is_near, own_networks
 

@@ -46,8 +46,8 @@ from shoal.models.library import (
     read_pieces,
 )
 from shoal.models.manifest import Manifest
-from shoal.models.seed_server import OpenPort, seeding
 from shoal.models.remote_models import RemoteModel, RemoteModels
+from shoal.models.seed_server import OpenPort, seeding
 from shoal.models.seeders import Seeders
 from shoal.models.sources import FoundModel, ModelSource, ModelSources
 
