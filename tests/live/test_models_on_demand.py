@@ -1,15 +1,22 @@
 """Models that a pool loads for requests, with llama.cpp and real processes."""
 
 import asyncio
+import base64
 import shutil
+from pathlib import Path
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionUserMessageParam
+from openai.types.chat import (
+    ChatCompletionContentPartParam,
+    ChatCompletionUserMessageParam,
+)
 
 from engines.model_servers import Ollama, serving
 from live.programs import KEY, TINY, Pool, Program, Programs, eventually
 from models import hub_server
+from models.images import png_of
+from models.tool_answers import COLOUR, COLOURS, TOOLS_GGUF
 
 ASK: ChatCompletionUserMessageParam = {"role": "user", "content": "hello"}
 
@@ -111,6 +118,53 @@ def _deploy_from_hub(programs: Programs) -> None:
     both = {"anna": "loaded", "ben": "loaded"}
     eventually(lambda: replicas(pool, "mine") == both, "the loads")
     assert said(pool, "mine")
+
+
+async def test_a_model_comes_with_its_projector_from_the_hub_and_from_a_machine(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projector = TOOLS_GGUF.with_name("mmproj-tools.gguf")
+    files = {"tools-Q8_0.gguf": TOOLS_GGUF, projector.name: projector}
+    repository = {name: path.read_bytes() for name, path in files.items()}
+    hub = hub_server.HubServer({"org/Tools-GGUF": repository})
+    async with hub_server.serving(hub):
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(programs.folder / "cache"))
+        await asyncio.to_thread(_look_at_red, programs)
+
+    assert {*hub.downloads} == {*files}
+
+
+def _look_at_red(programs: Programs) -> None:
+    pool = programs.serve()
+    pool.joined("anna", "--load", "pull", "--data-dir", str(programs.folder / "anna"))
+    where = ("--url", pool.url, "--api-key", KEY)
+    source = ("--hub", "org/Tools-GGUF:Q8_0")
+    deploy = programs.run("models", "deploy", "eyes", *source, *where)
+    assert deploy.wait() == 0, deploy.errors
+    assert colour_of(pool, "r") == COLOURS["r"]
+
+    ben = str(programs.folder / "ben")
+    pool.joined("ben", "--load", "pull", "--data-dir", ben)
+    pool.put("admin/deployments/eyes", {"on": ["ben"]})
+
+    eventually(lambda: replicas(pool, "eyes").get("ben") == "loaded", "the copy")
+    names = {each.name for each in Path(ben, "models", "eyes").iterdir()}
+    assert names == {"tools-Q8_0.gguf", "mmproj-tools.gguf"}
+    assert colour_of(pool, "g") == COLOURS["g"]
+
+
+def colour_of(pool: Pool, colour: str) -> str:
+    url = f"data:image/png;base64,{base64.b64encode(png_of(colour)).decode()}"
+    parts: list[ChatCompletionContentPartParam] = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": COLOUR},
+    ]
+    with pool.client() as client:
+        answer = client.chat.completions.create(
+            model="eyes", messages=[{"role": "user", "content": parts}], temperature=0
+        )
+    return answer.choices[0].message.content or ""
 
 
 def test_a_model_makes_room_for_another(programs: Programs) -> None:

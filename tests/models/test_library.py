@@ -81,6 +81,16 @@ def test_models_that_come_and_go_are_shared_beside_those_of_the_start(
     assert library.find("n") is None
 
 
+def test_file_is_sent_with_its_projector(tmp_path: Path) -> None:
+    for name in ("m-Q4_0", "m-Q8_0", "a-mmproj"):
+        (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
+
+    model = Library({"m": tmp_path / "m-Q8_0.gguf"}).find("m")
+
+    assert model is not None
+    assert [each.name for each in model.files] == ["a-mmproj.gguf", "m-Q8_0.gguf"]
+
+
 def test_split_file_is_sent_with_all_parts(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"big-0000{number}-of-00002.gguf").write_bytes(b"GGUF")

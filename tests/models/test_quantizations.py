@@ -77,12 +77,23 @@ def test_quantizations_are_read_from_names(name: str, quantization: str) -> None
     assert model.quantization == quantization
 
 
-def test_parts_are_one_model_and_projectors_none() -> None:
+def test_parts_are_one_model() -> None:
     parts = [HubFile(f"a-Q8_0-{n:05}-of-00002.gguf", 5) for n in (2, 1)]
-    others = [HubFile("mmproj-F16.gguf", 1), HubFile("README.md", 1)]
     lost = HubFile("b-Q8_0-00001-of-00003.gguf", 1)
 
-    (model,) = gguf_models([*parts, *others, lost])
+    (model,) = gguf_models([*parts, HubFile("README.md", 1), lost])
 
     assert model.size == 10
     assert model.files[0].name == "a-Q8_0-00001-of-00002.gguf"
+
+
+def test_models_have_the_projector_of_their_folder() -> None:
+    names = ("a-Q4_0", "a-Q8_0", "mmproj-F16", "mmproj-F32", "BF16/a-BF16", "x/mmproj")
+    found = [HubFile(f"{name}.gguf", size) for size, name in enumerate(names, start=1)]
+
+    four, bf16, eight = gguf_models(found)
+
+    assert [each.name for each in four.files] == ["a-Q4_0.gguf", "mmproj-F16.gguf"]
+    assert [each.name for each in eight.files] == ["a-Q8_0.gguf", "mmproj-F16.gguf"]
+    assert [each.name for each in bf16.files] == ["BF16/a-BF16.gguf"]
+    assert four.size == 1 + 3

@@ -27,7 +27,9 @@ UNKNOWN_MEMORY_MAX = 1024**3  # bytes of a model if the free memory is unknown
 
 PROJECTOR = "mmproj"  # in the name of a file that belongs to a model
 
-_NOT_OF_A_MODEL = frozenset({PROJECTOR, "model", "bf16", "f16", "fp16", "f32", "q8_0"})
+_NOT_OF_A_MODEL = re.compile(
+    rf"{PROJECTOR}|model|ud|b?f16|fp16|f32|mxfp4|(i?q|tq)[1-8](_\w+)?"
+)
 
 _RANK = 4  # of the poolings: the others are the mean, the first and the last vector
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
@@ -81,22 +83,33 @@ def find_models(folders: Iterable[ModelFolder]) -> Iterator[Path]:
 def projector_of(path: Path) -> Path | None:
     """Return the file beside a model that makes its tokens of images or audio, if any.
 
-    Its name has ``mmproj`` in it, and in a folder of several models also the beginning
-    of the model's.  Of several, it is the smallest.
+    See ``projector_among``.
     """
     beside = [file for file in path.parent.glob("*.gguf") if file.is_file()]
-    projectors = [file for file in beside if PROJECTOR in file.name.lower()]
-    if {*beside} - {*projectors} - {*parts_of(path)}:
-        model = _words(path)
-        subjects = {file: _words(file) for file in projectors}
-        projectors = [f for f, of in subjects.items() if of and model[: len(of)] == of]
-    return min(projectors, key=lambda file: (model_size(file), file.name), default=None)
+    found = projector_among(path.name, {each.name: model_size(each) for each in beside})
+    return None if found is None else path.with_name(found)
 
 
-def _words(path: Path) -> list[str]:
+def projector_among(model: str, sizes: Mapping[str, int]) -> str | None:
+    """Return the GGUF file of a folder that makes a model's tokens of images or audio.
+
+    ``model`` is the model's file, or its first part, and ``sizes`` are in bytes, by
+    name.  The projector's name has ``mmproj`` in it, and in a folder of several models,
+    not only quantizations of one, also the beginning of the model's.  Of several, it is
+    the smallest.
+    """
+    projectors = [each for each in sizes if PROJECTOR in each.lower()]
+    own = _words(model)
+    if any(_words(each) != own for each in sizes.keys() - {*projectors}):
+        subjects = {each: _words(each) for each in projectors}
+        projectors = [p for p, of in subjects.items() if of and own[: len(of)] == of]
+    return min(projectors, key=lambda each: (sizes[each], each), default=None)
+
+
+def _words(file: str) -> list[str]:
     """Return the words of a file's name that distinguish models."""
-    words = re.split(r"[-. ]+", path.stem.lower())
-    return [word for word in words if word not in _NOT_OF_A_MODEL]
+    words = re.split(r"[-. ]+", _PART.sub("", file.lower().removesuffix(".gguf")))
+    return [word for word in words if not _NOT_OF_A_MODEL.fullmatch(word)]
 
 
 def largest_fitting_model(

@@ -106,9 +106,10 @@ def describe_file(path: Path) -> LoadableModel:
         modalities=() if projector is None else _senses(projector),
     ).features
     files = [*parts_of(path), *([projector] if projector else ())]
+    size = sum(model_size(each) for each in (path, projector) if each is not None)
     return LoadableModel(
         path.stem,
-        sum(model_size(each) for each in (path, projector) if each is not None),
+        size,
         kinds,
         features | {Feature.CONTINUE} if kinds == TEXT else features,
         header.context,
@@ -117,11 +118,11 @@ def describe_file(path: Path) -> LoadableModel:
         _digest(path) if len(files) == 1 else "",
         EMBEDDED,
         layers=_layers(path, header) if kinds == TEXT and projector is None else None,
-        hub=_hub_model(path) if projector is None else None,
+        hub=_hub_model(path, size),
     )
 
 
-def _hub_model(path: Path) -> HubModel | None:
+def _hub_model(path: Path, size: int) -> HubModel | None:
     """Return where a file in the cache of the hub's library came from.
 
     None: it is elsewhere.
@@ -129,7 +130,7 @@ def _hub_model(path: Path) -> HubModel | None:
     if (place := _IN_CACHE.search(path.as_posix())) is None:
         return None
     organization, name, revision, file = place.groups()
-    found = HubModel(f"{organization}/{name}", file, revision, model_size(path))
+    found = HubModel(f"{organization}/{name}", file, revision, size)
     return found if found.is_usable else None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shoal.domain.errors import ConfigError, InvalidRequest, ShoalError
 from shoal.engines.gguf_files import ModelFolder as Files
-from shoal.engines.gguf_files import find_models, parts_of
+from shoal.engines.gguf_files import find_models, parts_of, projector_of
 from shoal.models.names import PARTS_MAX, check_file_name, check_model_name
 
 CHUNK = 1_048_576  # bytes; other programs send the same
@@ -188,7 +188,8 @@ def _files_at(path: Path, caches: Iterable[Path]) -> list[tuple[str, Path]]:
     receive.
     """
     if not path.is_dir():
-        files = parts_of(path)
+        projector = projector_of(path)
+        files = sorted([*parts_of(path), *([projector] if projector else ())])
         if missing := [each for each in files if not each.exists()]:
             raise NotShareable(f"{missing[0]}: no such file")
         # The user named the file itself, whatever it links to.

@@ -5,10 +5,11 @@ system: no hidden files, no parent folders, no Windows devices.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.domain.errors import ConfigError, InvalidRequest
+from shoal.engines.gguf_files import PROJECTOR, projector_among
 
 NAME_MAX = 200  # characters; keeps paths below Windows' 260
 PARTS_MAX = 4  # of a model's name, such as host/organization/model
@@ -29,7 +30,6 @@ _QUANTIZATION = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
-_PROJECTOR = "mmproj"  # in the name of a file that belongs to a model
 
 
 BITS = {
@@ -92,14 +92,17 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A model in one file, or in several parts; the first is the one to load."""
+    """A model in one file, or in several parts; the first is the one to load.
+
+    The last may be its projector, which makes its tokens of images or audio.
+    """
 
     quantization: str  # empty if its name has none
     files: tuple[HubFile, ...]
 
     @property
     def size(self) -> int:
-        """The bytes of all parts."""
+        """The bytes of all files."""
         return sum(each.size for each in self.files)
 
 
@@ -111,23 +114,38 @@ def base_name(file: str) -> str:
 def gguf_models(files: Iterable[HubFile]) -> list[GgufModel]:
     """Return the models among the files of a repository, the smallest first.
 
-    Models with missing parts, and projectors, are left out.
+    Each has the projector of its folder, if any.  Models with missing parts are left
+    out.
     """
     parts: dict[tuple[str, int], list[HubFile]] = {}
+    folders: dict[str, dict[str, HubFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
-        base = base_name(file.name).lower()
-        if not base.endswith(".gguf") or _PROJECTOR in base:
+        base = base_name(file.name)
+        if not base.lower().endswith(".gguf"):
+            continue
+        folders.setdefault(file.name.removesuffix(base), {})[base] = file
+        if PROJECTOR in base.lower():
             continue
         stem = file.name[: -len(".gguf")]
         part = _PART.search(stem)
         count = 1 if part is None else int(part[2])
         parts.setdefault((_PART.sub("", stem), count), []).append(file)
     models = [
-        GgufModel(_quantization_of(stem), tuple(found))
+        GgufModel(_quantization_of(stem), (*found, *_projectors(found[0], folders)))
         for (stem, count), found in parts.items()
         if len(found) == count
     ]
     return sorted(models, key=lambda model: (model.size, model.files[0].name))
+
+
+def _projectors(
+    file: HubFile, folders: Mapping[str, Mapping[str, HubFile]]
+) -> list[HubFile]:
+    """Return the projector of a model, if its folder has one."""
+    base = base_name(file.name)
+    beside = folders[file.name.removesuffix(base)]
+    found = projector_among(base, {name: each.size for name, each in beside.items()})
+    return [] if found is None else [beside[found]]
 
 
 def choose_model(
