@@ -48,6 +48,7 @@ async def test_what_stands_for_any_model_cannot_be_deployed(pool: Pool) -> None:
             "a\n",
             "exclusive_group: expected up to 256 printable characters",
         ),
+        ("hub", "qwen", "hub: expected ORGANIZATION/NAME[:QUANTIZATION], not 'qwen'"),
     ],
 )
 async def test_a_number_out_of_its_range_is_named(

@@ -1,5 +1,6 @@
 """The operators' API of deployments: which models are kept loaded, and where."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Literal
@@ -17,6 +18,7 @@ from shoal.domain.work import HubModel, ModelAction, Shard
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
+from shoal.models.model_hub import ModelHub, parse_hub_name
 from shoal.peers.peer_directory import PeerDirectory
 from shoal.pool.inputs import DeploymentOrder
 from shoal.pool.models.aliases import name_rejection
@@ -107,7 +109,8 @@ class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``mon-fri 8:00-18:00`` by the coordinator's clock; empty: always.  ``hub``: where
     machines that copy models get this one if none of the pool has it: the repository,
     the GGUF file (the first of its parts), the hash of the commit, and the bytes of all
-    parts; null: nowhere.
+    files; or ``ORGANIZATION/NAME[:QUANTIZATION]``, of which the coordinator asks the
+    hub; null: nowhere.
     """
 
     replicas: int = 1
@@ -119,7 +122,7 @@ class SetDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: int | None = None
     exclusive_group: str = ""
     schedule: list[str] = []
-    hub: HubModel | None = None
+    hub: HubModel | str | None = None
 
 
 class RemovedDeployment(msgspec.Struct, frozen=True):
@@ -161,6 +164,7 @@ async def set_deployment(
             f"there are {DEPLOYMENTS_MAX} deployments already: remove some first"
         )
     _check(body)
+    hub = await _locate(body.hub) if isinstance(body.hub, str) else body.hub
     deployment = DeploymentSet(
         name,
         body.replicas,
@@ -173,7 +177,7 @@ async def set_deployment(
         body.slots or 0,
         body.exclusive_group,
         tuple(body.schedule),
-        body.hub,
+        hub,
     )
     machines, _ = _present(gateway)
     for wanted in body.on:
@@ -301,7 +305,7 @@ def _check(body: SetDeployment) -> None:
             f"exclusive_group: expected up to {NAME_MAX} printable characters",
             "exclusive_group",
         )
-    if body.hub is not None and not (body.hub.is_usable and body.hub.size):
+    if isinstance(body.hub, HubModel) and not (body.hub.is_usable and body.hub.size):
         raise InvalidRequest(
             "hub: expected the repository, a GGUF file in it, the hash of a commit (40 "
             "digits), and the size in bytes",
@@ -309,6 +313,18 @@ def _check(body: SetDeployment) -> None:
         )
     if len(body.on) > MACHINES_MAX:
         raise InvalidRequest(f"on: expected at most {MACHINES_MAX} machines", "on")
+
+
+async def _locate(text: str) -> HubModel:
+    """Ask the hub where a model is.  Raises InvalidRequest, Unavailable."""
+    if (name := parse_hub_name(text)) is None:
+        raise InvalidRequest(
+            f"hub: expected ORGANIZATION/NAME[:QUANTIZATION], not {text[:80]!r}", "hub"
+        )
+    try:
+        return await asyncio.to_thread(lambda: ModelHub().locate(name))
+    except ConfigError as error:
+        raise InvalidRequest(f"hub: {error}", "hub") from error
 
 
 def _present(gateway: ModelsGateway) -> tuple[list[Machine], Placement]:

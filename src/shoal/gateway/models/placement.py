@@ -82,14 +82,22 @@ class PlacedModel(msgspec.Struct, frozen=True):
     deployed: bool
 
 
+class CopyingMachine(msgspec.Struct, frozen=True):
+    """A machine that also loads models that others have, or the hub."""
+
+    node: str
+    name: str
+
+
 class PlacedModelList(msgspec.Struct, frozen=True):
-    """Models, by name.
+    """Models, by name, and the machines that copy models.
 
     Without the scope ``monitor`` they have no names of machines, and no ``fits``,
-    ``stored`` and ``replicas``.
+    ``stored``, ``replicas`` and ``copying``.
     """
 
     data: list[PlacedModel]
+    copying: list[CopyingMachine]
 
 
 @api.get(
@@ -139,7 +147,12 @@ async def list_models(gateway: ModelsGateway, caller: ApiCaller) -> PlacedModelL
                 name in pool.deployments,
             )
         )
-    return PlacedModelList(models)
+    copying = [
+        CopyingMachine(peer_of(WorkerId(each.id)), each.name)
+        for each in hosts
+        if each.library.fetches
+    ]
+    return PlacedModelList(models, copying)
 
 
 def _machines(gateway: ModelsGateway) -> list[tuple[str, Hardware]]:
