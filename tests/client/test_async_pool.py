@@ -262,6 +262,19 @@ async def test_results_do_not_wait_for_later_items(ordered: bool) -> None:
     assert sorted(came) == [0, 1, 2]
 
 
+async def test_buffersize_limits_the_calls_whose_results_are_not_taken() -> None:
+    numbers = iter(range(100))
+
+    async with (
+        running_coordinator(same=lambda x: x) as server,
+        pool_of(server) as pool,
+    ):
+        results = aiter(pool.map("same", numbers, buffersize=3))
+        assert await anext(results) == 0
+        assert next(numbers) == 3
+        assert len([each async for each in results]) == 98
+
+
 async def test_leaving_an_asynchronous_map_closes_its_source() -> None:
     closed = []
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import pytest
@@ -606,6 +607,32 @@ def test_items_of_unknown_number_are_read_little_by_little(
 
     assert first == AHEAD_FIRST
     assert later <= first + 21
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_buffersize_limits_the_calls_whose_results_are_not_taken(
+    beside: CoordinatorThread, *, ordered: bool
+) -> None:
+    beside.functions(double=lambda x: 2 * x)
+    numbers = iter(range(100))
+
+    with beside.pool(durable=False) as pool:
+        doubled = pool.map("double", numbers, buffersize=3, ordered=ordered)
+        assert next(numbers) == 3
+        next(doubled)
+        next(doubled)
+        assert next(numbers) == 5
+        assert len([*doubled]) == 96
+
+
+@pytest.mark.parametrize(
+    ("buffersize", "error"), [(0, ValueError), (-1, ValueError), ("3", TypeError)]
+)
+def test_unusable_buffersize_is_refused(
+    beside: CoordinatorThread, buffersize: Any, error: type[Exception]
+) -> None:
+    with beside.pool() as pool, pytest.raises(error, match="buffersize must be"):
+        pool.map("double", [1], buffersize=buffersize)
 
 
 def test_argument_beyond_the_limit_is_refused_before_its_upload(

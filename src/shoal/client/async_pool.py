@@ -157,6 +157,7 @@ class AsyncPool:
         self,
         fn: Callable[..., R],
         *iterables: map_results.MapItems,
+        buffersize: int | None = None,
         ordered: bool = True,
         return_exceptions: Literal[False] = False,
     ) -> map_results.AsyncResults[R]: ...
@@ -166,6 +167,7 @@ class AsyncPool:
         self,
         fn: Callable[..., R],
         *iterables: map_results.MapItems,
+        buffersize: int | None = None,
         ordered: bool = True,
         return_exceptions: Literal[True],
     ) -> map_results.AsyncResults[R | Exception]: ...
@@ -175,6 +177,7 @@ class AsyncPool:
         self,
         fn: str,
         *iterables: map_results.MapItems,
+        buffersize: int | None = None,
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> map_results.AsyncResults[Any]: ...
@@ -183,6 +186,7 @@ class AsyncPool:
         self,
         fn: Callable[..., Any] | str,
         *iterables: map_results.MapItems,
+        buffersize: int | None = None,
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> map_results.AsyncResults[Any]:
@@ -197,6 +201,7 @@ class AsyncPool:
         Args:
             fn: the function, or the name of a task.
             iterables: one for each parameter; the shortest one ends the calls.
+            buffersize: as in ``shoal.Pool.map``.
             ordered: yield results in the order of the items, not of completion.
             return_exceptions: yield exceptions in the place of results.
 
@@ -205,7 +210,7 @@ class AsyncPool:
             for``, which gives one after the other.
         """
         function = self._function(fn)
-        window = map_results.MapWindow(iterables)
+        window = map_results.MapWindow(iterables, buffersize)
         if any(isinstance(each, AsyncIterable) for each in iterables):
             submitting = self._submit_each(function, iterables)
             ended = map_results.async_from_source(submitting, window, ordered=ordered)

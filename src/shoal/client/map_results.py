@@ -97,16 +97,23 @@ class MapWindow:
     """The number of outstanding calls of a ``map``.
 
     Items of an unknown number may be endless, and dear: at first few are read, and two
-    for each result, up to the limit.
+    for each result, up to the limit.  A ``buffersize`` is the number throughout.
+
+    Raises TypeError and ValueError as ``Executor.map`` does.
     """
 
-    def __init__(self, iterables: Iterable[MapItems]) -> None:
+    def __init__(self, iterables: Iterable[MapItems], buffersize: int | None) -> None:
+        if not isinstance(buffersize, int | None):
+            raise TypeError("buffersize must be an integer or None")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be None or > 0")
         known = any(_has_length(each) for each in iterables)
-        self.size = AHEAD_MAX if known else AHEAD_FIRST
+        self.size = buffersize or (AHEAD_MAX if known else AHEAD_FIRST)
+        self._max = buffersize or AHEAD_MAX
 
     def advance(self) -> int:
         """Return the number of calls to submit for a result."""
-        if self.size == AHEAD_MAX:
+        if self.size == self._max:
             return 1
         self.size += 1
         return 2

@@ -166,6 +166,7 @@ class Pool(Executor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
+        buffersize: int | None = None,
         ordered: bool = True,
         return_exceptions: Literal[False] = False,
     ) -> Iterator[R]: ...
@@ -177,6 +178,7 @@ class Pool(Executor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
+        buffersize: int | None = None,
         ordered: bool = True,
         return_exceptions: Literal[True],
     ) -> list[R | Exception]: ...
@@ -188,6 +190,7 @@ class Pool(Executor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
+        buffersize: int | None = None,
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> Any: ...
@@ -198,6 +201,7 @@ class Pool(Executor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
+        buffersize: int | None = None,
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> Iterator[Any] | list[Any]:
@@ -206,8 +210,8 @@ class Pool(Executor):
         The first 8192 calls start at once, and another one for each result that the
         program takes, so that the iterables may be infinite.  If no iterable has a
         length, the first 64 start at once, and two for each result, up to 8192 at a
-        time.  The first exception is raised in its place and cancels the remaining
-        calls.
+        time.  ``buffersize`` replaces all these numbers.  The first exception is raised
+        in its place and cancels the remaining calls.
 
         Args:
             fn: the function, or the name of a task.
@@ -215,6 +219,7 @@ class Pool(Executor):
             timeout: seconds from this call to the last result; then TimeoutError.
             chunksize: no effect, since small calls share messages in any case; at
                 least 1.
+            buffersize: calls at a time whose results the program has not taken.
             ordered: yield results in the order of the items, not of completion.
             return_exceptions: wait for all calls and return a list, with exceptions in
                 the place of results.
@@ -225,15 +230,15 @@ class Pool(Executor):
         Raises:
             InvalidRequest: an argument cannot be sent; the message names it.
             RuntimeError: the pool was shut down, or the process was forked.
-            ValueError: ``chunksize`` is below 1.
+            ValueError: ``chunksize`` or ``buffersize`` is below 1.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
+        window = map_results.MapWindow(iterables, buffersize)
         function = encoding.remote_function(fn, trust=self._trust)
         items = enumerate(zip(*iterables, strict=False))
         submitted = (self._submit(function, args, {}, index) for index, args in items)
         deadline = None if timeout is None else monotonic() + timeout
-        window = map_results.MapWindow(iterables)
         ahead = deque(islice(submitted, window.size))
         ended = (
             map_results.in_order(ahead, submitted, window)
