@@ -116,6 +116,8 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src
+	$(BIN)/mypy --platform win32 --python-version 3.14 --cache-dir .mypy_cache/win32 src
 	$(BIN)/lint-imports
 	$(BIN)/zizmor --offline --quiet --strict-collection .github
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml

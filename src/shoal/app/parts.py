@@ -196,6 +196,10 @@ class _Child:
         with suppress(ProcessLookupError):  # it has just ended
             self._process.send_signal(number)
 
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     def begin(self) -> None:
         """Let a standby be the hub."""
         self._writer.write(TURN)
@@ -215,7 +219,7 @@ class _Child:
                 silent = 0
             self._alive = False
         log.error("the hub is silent: killing it, for another to go on")
-        self.signal(signal.SIGKILL)
+        self.kill()
 
     async def wait(self) -> int:
         """Wait until it has ended; return its exit status."""
@@ -223,7 +227,7 @@ class _Child:
 
     def close(self) -> None:
         """Kill it, if it still runs."""
-        self.signal(signal.SIGKILL)
+        self.kill()
         self._writer.close()
         self._reading.cancel()
 
@@ -272,6 +276,8 @@ class _Supervisor:
         self._ready = asyncio.Event()  # set once there has been a hub
 
     async def run(self) -> int:
+        if sys.platform == "win32":
+            raise NotImplementedError("fronts on Windows")
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._replace_hub)
         stopping = loop.create_task(self._stop.wait())
@@ -371,6 +377,8 @@ class _Supervisor:
     async def _upgrade(self, hub: _Child) -> None:
         """Start a standby, and let it be the hub once it has started."""
         self._standby = await self._start(replace(self._next, stands_by=True))
+        if sys.platform == "win32":
+            raise NotImplementedError("fronts on Windows")
         if await self._standby.reports(PREPARED):
             log.info("replacing the hub")
             hub.signal(signal.SIGHUP)
@@ -398,6 +406,8 @@ class _Supervisor:
 
         Its standard input ends with this process, and then it ends, too.
         """
+        if sys.platform == "win32":
+            raise NotImplementedError("fronts on Windows")
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         with theirs:

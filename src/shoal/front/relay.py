@@ -5,6 +5,7 @@ client; the hub's process believes it, because only fronts reach its sockets.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -196,6 +197,8 @@ async def relay_upgrade(request: web.Request, hub: Path) -> web.StreamResponse:
 
     Raises ShuttingDown if there is no hub.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError("fronts on Windows")
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client has left")

@@ -9,6 +9,7 @@ All of it blocks on the disk: do not call it on the event loop.
 
 import os
 import shutil
+import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from hashlib import file_digest, sha256
@@ -289,10 +290,10 @@ def remove_partial(folder: Path, model: str) -> bool:
 
 def _begin_writing_out(descriptor: int, offset: int, size: int) -> None:
     """Let the system begin to write what is in its memory to the disk."""
-    if (advise := getattr(os, "posix_fadvise", None)) is not None:
+    if sys.platform == "linux":
         # Of what is not on the disk yet, nothing is forgotten.  It is only advice.
         with suppress(OSError):
-            advise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 def _restore_models(folder: Path) -> None:

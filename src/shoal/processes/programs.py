@@ -99,6 +99,8 @@ def connected_user(source: int, target: int) -> int | None:
     Asks Linux for this connection alone, since there may be thousands (sock_diag(7));
     returns None if there is none.  Raises OSError.
     """
+    if sys.platform != "linux":
+        raise NotImplementedError("sock_diag(7) elsewhere")
     loopback = socket.inet_aton("127.0.0.1")
     by_family, any_state, any_interface, no_cookie = 20, 0xFFFFFFFF, 0, b"\xff" * 8
     query = struct.pack("=BBHI", socket.AF_INET, socket.IPPROTO_TCP, 0, any_state)

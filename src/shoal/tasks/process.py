@@ -132,7 +132,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
                     *(sys.executable, "-m", program[0], str(os.getpid()), *program[1:]),
                     env=environment,
                     # Own process group: a kill includes processes that tasks start.
-                    start_new_session=os.name == "posix",
+                    start_new_session=sys.platform != "win32",
                 )
             )
             process.send((process_messages.PREPARE, [*modules], trust))
@@ -168,19 +168,18 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.killed = True
         if self._transport is None or self._closed.done():
             return
-        if os.name == "posix":
-            self._kill_group()
-        else:
-            with suppress(ProcessLookupError, PermissionError):
-                self._transport.kill()
+        self._kill_group()
+        with suppress(ProcessLookupError, PermissionError):
+            self._transport.kill()  # Windows has no groups
 
     def _kill_group(self) -> None:
         """Kill the process and those that tasks have started, also if it has ended.
 
         No other process gets its number while the group has members.
         """
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if sys.platform != "win32":
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     async def wait_closed(self) -> None:
         await asyncio.shield(self._closed)
@@ -227,8 +226,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         assert self._transport is not None
-        if os.name == "posix":
-            self._kill_group()
+        self._kill_group()
         if self.killed:
             self._transport.close()
         else:

@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -146,7 +147,7 @@ def _delete_unlocked(folder: Path) -> None:
 
 def _is_own(folder: Path) -> bool:
     """Say whether a folder is this user's, and no link: others may write beside it."""
-    if os.name == "nt":  # each user has a temporary folder
+    if sys.platform == "win32":  # each user has a temporary folder
         return folder.is_dir()
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

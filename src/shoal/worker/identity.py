@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,7 +80,7 @@ def _read(file: Path) -> Signer:
     with file.open("rb") as stream:
         mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
         # Windows has no such permission bits.
-        if os.name != "nt" and mode & 0o077:
+        if sys.platform != "win32" and mode & 0o077:
             raise ConfigError(
                 f"{file} is readable by other users (mode {mode:04o}): chmod 600 "
                 f"{file}, or delete it to get a new key if it may have leaked"

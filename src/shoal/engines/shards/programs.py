@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Sequence
 from contextlib import suppress
@@ -131,7 +132,7 @@ async def _describe(rpc_server: Path) -> tuple[str, str]:
 
 def _kill(process: Process) -> None:
     with suppress(ProcessLookupError):
-        if os.name == "posix":  # with the children that a wrapper may have
+        if sys.platform != "win32":  # with the children that a wrapper may have
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()

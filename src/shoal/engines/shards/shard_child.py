@@ -66,7 +66,7 @@ def main() -> None:
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
             # No thread runs yet.
-            preexec_fn=partial(confine, options) if os.name == "posix" else None,
+            preexec_fn=None if sys.platform == "win32" else partial(confine, options),
         )
     except (OSError, subprocess.SubprocessError) as error:
         fail(str(error))
@@ -109,7 +109,7 @@ def await_listener(program: subprocess.Popen[bytes], port: int) -> None:
 
 def hand_out(port: int) -> None:
     """Connect to the program for each byte of standard input, until that ends."""
-    if os.name != "posix":
+    if sys.platform == "win32":
         sys.stdin.buffer.read()  # the worker connects by itself
         return
     with socket.socket(fileno=os.dup(0)) as worker:
@@ -138,7 +138,9 @@ def raise_loopback() -> None:
 
     Raises OSError.
     """
-    import fcntl  # there is none on Windows
+    if sys.platform == "win32":
+        raise NotImplementedError("namespaces on Windows")
+    import fcntl
 
     get_flags, set_flags, up, running = 0x8913, 0x8914, 0x1, 0x40
     with socket.socket() as any_socket:
@@ -162,7 +164,9 @@ def cover_services() -> None:
 
 def confine(options: ShardOptions) -> None:
     """Leave this process what it needs to compute."""
-    import resource  # there is none on Windows
+    if sys.platform == "win32":
+        raise NotImplementedError("limits of a process on Windows")
+    import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if options["memory"] and sys.platform == "linux":
@@ -198,7 +202,7 @@ def hide_files(readable: Sequence[str], own: Sequence[str]) -> None:
     Raises OSError.
     """
     version = landlock_version()
-    if not version:
+    if sys.platform != "linux" or not version:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     all_rights = (1 << RIGHTS[min(version, 5)]) - 1

@@ -34,7 +34,7 @@ from shoal.engines.shards.shard_child import ShardOptions, ShardReply
 CONNECT_TIMEOUT = 10.0  # seconds
 OWN_MEMORY = 128 << 20  # bytes that rpc-server needs beside what is stored in it
 PORT = 50052  # in a network of its own
-HANDS_OUT = os.name == "posix"  # the child connects
+HANDS_OUT = sys.platform != "win32"  # the child connects
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 ISOLATIONS = (
@@ -204,6 +204,8 @@ class ShardProcess:
             await readable.wait()
         finally:
             loop.remove_reader(self._worker)
+        if sys.platform == "win32":
+            raise NotImplementedError("descriptors of others on Windows")
         answer, fds, _, _ = socket.recv_fds(self._worker, 1, 1)
         return answer, fds
 

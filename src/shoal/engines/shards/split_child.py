@@ -105,7 +105,9 @@ def start(command: Sequence[str], key: str) -> "subprocess.Popen[bytes]":
 
 def die_with_parent() -> None:
     """Have this process end when its parent does (prctl(2)), without a core dump."""
-    import resource  # there is none on Windows
+    if sys.platform != "linux":
+        raise NotImplementedError("prctl(2) elsewhere")
+    import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)

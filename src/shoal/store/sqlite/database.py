@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -97,10 +98,10 @@ def reason_of(error: sqlite3.Error, path: Path) -> str:
 
 
 def _is_read_only(path: Path) -> bool:
-    try:
-        return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
-    except (AttributeError, OSError):  # not on Windows
-        return False
+    if sys.platform != "win32":
+        with suppress(OSError):
+            return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
+    return False
 
 
 def _code(error: sqlite3.Error) -> int:

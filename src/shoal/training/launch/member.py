@@ -7,7 +7,6 @@ call ends all of them.
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -372,7 +371,7 @@ def headline(error: str) -> str:
     """Return the first line of a failure, and the one that names its exception."""
     first, _, rest = error.partition("\n")
     first = first.removesuffix("; its last lines:")
-    if signal.SIGKILL.name in first:  # of which it could say nothing
+    if "SIGKILL" in first:  # of which it could say nothing
         return first
     lines = [_RANK.sub("", each) for each in rest.rstrip().split("\n")]
     named = [each for each in lines if _EXCEPTION.match(each)]

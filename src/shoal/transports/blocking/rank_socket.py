@@ -23,7 +23,6 @@ from shoal.transports.tls import ServerTls, context_of_any
 
 BUFFER_SIZE = 4 << 20  # bytes that the kernel buffers in each direction
 EMPTY = memoryview(b"")
-GATHERS = hasattr(socket.socket, "sendmsg")  # not on Windows
 HAS_LOCAL_SOCKETS = sys.platform == "linux"  # only there they have names without files
 LOCAL = "local socket"  # the address of connections by it
 
@@ -68,7 +67,7 @@ class RankSocket:
         Raises Disconnected.
         """
         try:
-            if self._encrypts or not GATHERS:
+            if sys.platform == "win32" or self._encrypts:
                 self._socket.sendall(head)
                 self._socket.sendall(body)
                 return
@@ -86,7 +85,7 @@ class RankSocket:
 
         0 also with TLS, and if the connection has ended.
         """
-        if self._encrypts or not GATHERS:
+        if sys.platform == "win32" or self._encrypts:
             return 0
         try:
             return self._socket.sendmsg((head, body), (), socket.MSG_DONTWAIT)
@@ -413,6 +412,8 @@ def begin_client(
 
 
 def _local_socket() -> socket.socket:
+    if sys.platform != "linux":
+        raise NotImplementedError("abstract sockets elsewhere")
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 

@@ -9,6 +9,7 @@ import os
 import plistlib
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,4 +297,6 @@ def _logs(library: Path) -> Path:
 
 
 def _domain() -> str:
+    if sys.platform == "win32":
+        raise NotImplementedError("launchd on Windows")
     return f"gui/{os.getuid()}"

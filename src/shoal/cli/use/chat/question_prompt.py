@@ -78,6 +78,8 @@ class QuestionPrompt:
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
     def _read_keys(self, terminal: int, ended: int) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError("terminals as files on Windows")
         main = threading.main_thread().ident
         assert main is not None
         while ended not in select.select([terminal, ended], [], [])[0]:
