@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import openai
@@ -118,6 +119,41 @@ def _deploy_from_hub(programs: Programs) -> None:
     both = {"anna": "loaded", "ben": "loaded"}
     eventually(lambda: replicas(pool, "mine") == both, "the loads")
     assert said(pool, "mine")
+
+
+async def test_a_machine_that_dies_while_it_loads_is_replaced(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = hub_server.HubServer({"org/Tiny-GGUF": {"tiny-Q8_0.gguf": TINY.read_bytes()}})
+    hub.gone = True  # the machine asks again and again
+    async with hub_server.serving(hub):
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(programs.folder / "cache"))
+
+        def at_hand() -> None:
+            hub.gone = False
+
+        await asyncio.to_thread(_kill_the_first, programs, at_hand)
+
+
+def _kill_the_first(programs: Programs, at_hand: Callable[[], None]) -> None:
+    pool = programs.serve()
+    machines = {}
+    for name in ("anna", "ben"):
+        data = str(programs.folder / name)
+        machines[name] = pool.joined(name, "--load", "pull", "--data-dir", data)
+    where = ("--url", pool.url, "--api-key", KEY, "--hub", "org/Tiny-GGUF")
+    deploy = programs.run("models", "deploy", "mine", *where)
+    assert deploy.wait() == 0, deploy.errors
+    eventually(lambda: replicas(pool, "mine"), "the load")
+    (first,) = replicas(pool, "mine")
+    at_hand()
+
+    machines.pop(first).kill()
+
+    assert said(pool, "mine")
+    (second,) = machines
+    assert replicas(pool, "mine")[second] == "loaded"
 
 
 async def test_a_model_comes_with_its_projector_from_the_hub_and_from_a_machine(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from models.chunk_hosts import ChunkHost
+from models.chunk_hosts import ChunkHost, Tamper
 from models.transfer_pair import files
 from shoal.domain.errors import (
     ConfigError,
@@ -97,6 +97,13 @@ def spoilt(chunk: ModelMessage) -> list[ModelMessage]:
     return [chunk]
 
 
+def longer(chunk: ModelMessage) -> list[ModelMessage]:
+    """Add to each chunk what was not announced."""
+    if isinstance(chunk, ChunkSent):
+        return [replace(chunk, data=bytes(chunk.data) + b"more")]
+    return [chunk]
+
+
 async def test_several_sources_send_each_chunk_once(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,11 +123,12 @@ async def test_several_sources_send_each_chunk_once(
     assert got.address.startswith(manifest.SCHEME)
 
 
+@pytest.mark.parametrize("tamper", [spoilt, longer])
 async def test_a_source_that_sends_other_bytes_is_dropped_and_named(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, tamper: Tamper
 ) -> None:
     liar, honest = await hosts.add(), await hosts.add()
-    liar.tamper = spoilt
+    liar.tamper = tamper
 
     got = await hosts.fetch(liar, honest)
 

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from shoal.domain.facts import DeploymentSet
+from shoal.domain.facts import DeploymentSet, JobCompleted, JobFailed
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.job import Job
+from shoal.domain.outcome import Outcome
 from shoal.domain.work import HubModel, ModelAction, ModelOrder
 from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
 from shoal.pool.models.machine import (
@@ -18,6 +21,7 @@ from shoal.pool.models.machine import (
     PlacementRules,
     kind_of,
 )
+from shoal.pool.models.orders import OpenOrders
 from shoal.pool.models.placement import Demand, Order, Placement, place, with_orders
 
 NOW = 100_000.0
@@ -275,6 +279,17 @@ def test_machine_that_failed_is_asked_again_later() -> None:
     assert placement.again == NOW + 5
     later = place([machine(failed=failed)], WAITED, {}, NOW + 5)
     assert shown(later) == ["load a on anna"]
+
+
+def test_a_failed_load_is_tried_again_with_more_room() -> None:
+    anna = machine(loaded={"b": loaded()})
+    assert shown(placed(anna, demands=WAITED)) == ["load a on anna"]
+
+    doubted = replace(anna, doubts={"a": 1})
+    assert shown(placed(doubted, demands=WAITED)) == ["unload b on anna"]
+    # What fits an empty machine is tried there however often it failed.
+    small = machine(memory=4, doubts={"a": 99})
+    assert shown(placed(small, demands=WAITED)) == ["load a on anna"]
 
 
 def test_longest_wait_goes_first() -> None:
@@ -676,3 +691,18 @@ def test_two_models_that_do_not_both_fit_take_turns() -> None:
 
     assert stays
     assert set(stays) == {RULES.stays}
+
+
+def test_failed_loads_are_counted_until_one_succeeds() -> None:
+    orders = OpenOrders()
+    order_ = ModelOrder(LOAD, "a", "m")
+    job = Job(JobId("x"), order_)
+
+    for count in (1, 2, 3):
+        orders.open(job)
+        orders.end(job, JobFailed(job.id, "out of memory"), NOW)
+        assert orders.doubts("m") == {"a": count}
+    orders.open(job)
+    orders.end(job, JobCompleted(job.id, LeaseNumber(1), Outcome("")), NOW)
+
+    assert orders.doubts("m") == {}

@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -31,10 +32,13 @@ from shoal.domain.worker import (
     ServedModel,
 )
 from shoal.engines.engine import Activity
+from shoal.protocols.seam.context import Dialer
 from shoal.transports.clock import LoopClock
+from shoal.transports.link import OpenLink
 from shoal.worker.agent import AWAY_MAX, Agent, WorkerEvent
 from shoal.worker.jobs import EngineSlots, FindModel
 from shoal.worker.lending import Lender
+from shoal.worker.listening_worker import ListeningWorker
 from shoal.worker.model_offers import (
     CHECK_INTERVAL,
     EngineMonitor,
@@ -47,7 +51,9 @@ from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.server_orders import LEAVING, PROGRESS_INTERVAL, UNLOADED
 from shoal.worker.shard_port import LentProcess
 from simulation import virtual
+from transports.memory_links import MemoryLink
 from worker.test_agent import ALL, Network
+from worker.test_listening_worker import Connection, CoordinatorSession
 from worker.test_separate_offers import Shelf
 
 ONE = LeaseNumber(1)
@@ -627,6 +633,78 @@ def test_unload_of_what_is_not_loaded_is_done() -> None:
         assert isinstance(its.end("unload"), Completed)
 
     play(script)
+
+
+class SharedStage(Stage):
+    """A machine that two coordinators have dialled."""
+
+    def enlist(  # type: ignore[override]  # it has more agents than one
+        self,
+        find: FindModel,
+        offers: tuple[Offer, ...],
+        report: Callable[[WorkerEvent], None],
+        on_admitted: Callable[[], None],
+    ) -> ListeningWorker:
+        def create_agent(
+            dialer: Dialer, open_link: OpenLink, report: Callable[[WorkerEvent], None]
+        ) -> Agent:
+            return Agent(
+                *(dialer, open_link, find, LoopClock(), Random(1), report),
+                offers=offers,
+                slots=self.slots,
+                redials=False,
+            )
+
+        self.listening = ListeningWorker(
+            no_ports, create_agent, LoopClock(), lambda details, event: None
+        )
+        return self.listening
+
+    def dial(self, name: str) -> Connection:
+        link, session = MemoryLink(), CoordinatorSession(name, WIRE)
+        serving = asyncio.create_task(self.listening.serve("wire", session, link))
+        return Connection(session, link, serving)
+
+
+@asynccontextmanager
+async def no_ports(serve: object) -> AsyncIterator[Mapping[str, int]]:
+    yield {}
+
+
+def test_two_coordinators_order_the_same_machine() -> None:
+    stage = SharedStage(replace(LIBRARY, memory=2 * NEED))
+
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        one, other = stage.dial("one"), stage.dial("other")
+        await asyncio.sleep(1.0)
+
+        def order(place: Connection, job: str, action: ModelAction, name: str) -> None:
+            work = ModelOrder(action, name, "me")
+            place.give(RunJob(JobId(job), ONE, work))
+
+        # Each model is ordered by both.
+        order(one, "a", ModelAction.LOAD, "a")
+        order(other, "a", ModelAction.LOAD, "a")
+        await asyncio.sleep(1.0)
+        order(other, "b", ModelAction.LOAD, "b")
+        await asyncio.sleep(1.0)
+        order(one, "b", ModelAction.LOAD, "b")
+        await asyncio.sleep(2 * LOADS)
+
+        assert [each.models[0].name for each in stage.opened] == ["a", "b"]
+        assert one.completed == other.completed == ["a", "b"]
+
+        order(other, "gone", ModelAction.UNLOAD, "a")
+        order(one, "again", ModelAction.LOAD, "a")
+        await asyncio.sleep(2 * LOADS)
+
+        assert other.completed[2:] == ["gone"]
+        assert one.completed[2:] == ["again"]
+        assert [each.open for each in stage.opened] == [False, True, True]
+        one.link.cut()
+        other.link.cut()
+
+    play(script, stage)
 
 
 def test_load_waits_for_the_unload_of_the_same_model() -> None:

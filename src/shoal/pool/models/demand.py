@@ -95,6 +95,7 @@ def _machines(pool: PoolState, now: float, describe: DescribeMachine) -> list[Ma
                 worker.accepts_jobs,
                 pool.model_orders.failures(worker.id, now),
                 described.kind,
+                pool.model_orders.doubts(worker.id),
             )
         )
     return found

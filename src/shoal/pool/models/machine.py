@@ -12,6 +12,8 @@ from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
 
 GB = 1e9  # bytes, in messages
 NAMES_MAX = 5  # models or machines that a message names
+DOUBT = 1.25  # times the memory that a model was estimated to need, for a failed load
+DOUBTS_MAX = 8  # failed loads that count
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class Machine:
     the orders that the machine has not carried out yet, and ``failed`` the models that
     it could not load: until when it is not asked again, and why (empty: it said that it
     loaded it); both by model.  ``kind`` is None if it is unknown.
-    ``takes_orders``: it also takes jobs, so it is not paused or draining.
+    ``takes_orders``: it also takes jobs, so it is not paused or draining.  ``doubts``
+    say how often it could not load a model, since it last could.
     """
 
     id: str
@@ -91,6 +94,7 @@ class Machine:
     takes_orders: bool = True
     failed: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     kind: MachineKind | None = None
+    doubts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shown_name(self) -> str:
@@ -230,13 +234,22 @@ class Room:
                 self.coming += taken
 
     def need(self, name: str, context: int, slots: int) -> int:
-        """Return the bytes that a model would take: all of them if it is unknown."""
+        """Return the bytes that a model would take: all of them if it is unknown.
+
+        After a failed load, more than estimated: it may have been for lack of memory.
+        But what fits an empty machine always does.
+        """
         library = self.machine.library
         model = library.find(name) or self.find(name)
         if not library.memory or model is None:
             return self.capacity
         context, slots = context or library.context, slots or library.slots
-        return model.memory(context, slots) or self.capacity
+        if not (memory := model.memory(context, slots)):
+            return self.capacity
+        failures = self.machine.doubts.get(name, 0)
+        if not failures or memory > self.capacity:
+            return memory
+        return min(self.capacity, int(memory * DOUBT ** min(failures, DOUBTS_MAX)))
 
     def order_need(self, order: ModelOrder) -> int:
         """Return the bytes that an order to load a model takes."""

@@ -28,11 +28,13 @@ class FailedLoad:
     """Why a machine could not load a model, and until when it is not asked again.
 
     Without a reason, it has said that it loaded it: the model is offered in a moment.
+    ``count`` is how often that has happened, one after the other.
     """
 
     reason: str
     until: float
     pause: float
+    count: int = 1
 
 
 @dataclass(slots=True)
@@ -89,6 +91,14 @@ class OpenOrders:
             if where == machine and each.until > now
         }
 
+    def doubts(self, machine: str) -> Mapping[str, int]:
+        """Return how often a machine could not load models, since it last could."""
+        return {
+            model: each.count
+            for (where, model), each in self._failed.items()
+            if where == machine and each.reason
+        }
+
     def has_failed(self, machine: str, model: str, now: float) -> bool:
         """Return whether a machine could lately not load a model."""
         known = self._failed.get((machine, model))
@@ -119,12 +129,14 @@ class OpenOrders:
             pause = GROUP_PAUSE
         # A machine that lost the model later is asked at once, unlike one that never
         # offers it.
+        count = 1
         if (
             before is not None
             and bool(before.reason) != loaded
             and (not loaded or now - before.until < before.pause)
         ):
             pause = min(FAILURE_PAUSE_MAX, 2 * before.pause)
-        self._failed[key] = FailedLoad(reason, now + pause, pause)
+            count = before.count + 1
+        self._failed[key] = FailedLoad(reason, now + pause, pause, count)
         if len(self._failed) > FAILURES_MAX:
             del self._failed[next(iter(self._failed))]
