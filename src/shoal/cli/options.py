@@ -6,6 +6,7 @@ Each setting is declared once, in a configuration, and its option derived from t
 import functools
 import re
 import signal
+import textwrap
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
@@ -232,7 +233,7 @@ class SettingsCommand(click.Command):
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        left_out: dict[str, int] = {}
+        left_out: list[str] = []
         shows_all = ctx.meta.get(SHOWS_ALL, False)
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
@@ -241,7 +242,8 @@ class SettingsCommand(click.Command):
             heading = "Options"
             if isinstance(each, SettingOption):
                 if not (each.everyday or shows_all):
-                    left_out[each.section] = left_out.get(each.section, 0) + 1
+                    name, wire = each.opts[0], f"--{each.section}-"
+                    left_out.append(f"{wire}…" if name.startswith(wire) else name)
                     continue
                 if shows_all:
                     heading = each.heading
@@ -251,8 +253,11 @@ class SettingsCommand(click.Command):
                 formatter.write_dl(records)
         if left_out:
             formatter.write_paragraph()
-            counts = ", ".join(f"{name} {count}" for name, count in left_out.items())
-            formatter.write_text(f"More settings, shown by --help-all: {counts}.")
+            names = ", ".join(dict.fromkeys(left_out))
+            text = f"More options, described by --help-all: {names}"
+            # Whole names, so that a search of the help finds them.
+            lines = textwrap.wrap(text, formatter.width, break_on_hyphens=False)
+            formatter.write("\n".join([*lines, ""]))
 
     def _show_all(self, ctx: click.Context, param: object, value: bool) -> None:
         if value and not ctx.resilient_parsing:
