@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from models.hub_server import HubServer, serving
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, Unavailable
 from shoal.models.model_hub import ModelHub
 
 REPOSITORY = "org/Tiny-GGUF"
@@ -52,3 +54,23 @@ async def test_model_larger_than_the_disk_is_not_begun(
         await asyncio.to_thread(download, hub.url)
 
     assert os.listdir(tmp_path) == []
+
+
+def test_unreachable_hub_is_reported_without_retries(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(Unavailable, match="cannot reach http://127"):
+        ModelHub("http://127.0.0.1:1").suggest("tiny")
+
+    assert not caplog.records
+
+
+async def test_page_in_place_of_the_hub_is_reported() -> None:
+    async def page(request: web.BaseRequest) -> web.Response:
+        return web.Response(text="<html>Sign in</html>", content_type="text/html")
+
+    async with RawTestServer(page) as server:
+        hub = ModelHub(str(server.make_url("")))
+        for ask in (hub.models, hub.suggest):
+            with pytest.raises(Unavailable, match="a sign-in page may be in between"):
+                await asyncio.to_thread(ask, REPOSITORY)

@@ -5,6 +5,7 @@ A download that ended early is resumed, and each file is compared with its SHA-2
 """
 
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.work import HubModel
 from shoal.models.names import GgufModel, HubFile, choose_model, gguf_models
 
-PARTIAL_CONTENT = 206  # of HTTP
+OK, PARTIAL_CONTENT = 200, 206  # of HTTP
 SPACE_RESERVE = 1 << 28  # bytes that a download leaves free
 SUGGESTED_MAX = 5  # repositories that a message names
 OFFLINE_WAYS = (
@@ -186,14 +187,12 @@ class ModelHub:
         Raises ConfigError if it is not accessible; Unavailable if the hub is
         unreachable, or does not send that part.
         """
-        from huggingface_hub import get_session, get_token, hf_hub_url
+        from huggingface_hub import get_session, hf_hub_url
 
         url = hf_hub_url(
             repository, file, revision=revision or None, endpoint=self.endpoint
         )
-        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
-        if token := get_token():
-            headers["Authorization"] = f"Bearer {token}"
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"} | _authorization()
         data = bytearray()
         with (
             self._errors(repository),
@@ -256,12 +255,26 @@ class ModelHub:
             )
 
     def _suggestions(self, text: str) -> str:
-        found = [
-            each.id
-            for each in self._api.list_models(
-                search=text, filter="gguf", sort="downloads", limit=SUGGESTED_MAX
+        from huggingface_hub import get_session
+
+        # Not the library's `list_models`: without a network it retries for half a
+        # minute, and prints each attempt.
+        response = get_session().get(
+            f"{self.endpoint}/api/models",
+            params={
+                "search": text,
+                "filter": "gguf",
+                "sort": "downloads",
+                "limit": SUGGESTED_MAX,
+            },
+            headers=_authorization(),
+        )
+        if response.status_code != OK:
+            raise Unavailable(
+                f"{self.endpoint} does not search for {text}: HTTP "
+                f"{response.status_code}; {OFFLINE_WAYS}"
             )
-        ]
+        found = [each["id"] for each in response.json()]
         if not found:
             return f"the hub has no GGUF models for {text!r}"
         return f"models with GGUF files for {text!r}: {', '.join(found)}"
@@ -298,11 +311,24 @@ class ModelHub:
             raise Unavailable(
                 f"cannot reach {self.endpoint}: {error}; {OFFLINE_WAYS}"
             ) from error
+        except json.JSONDecodeError as error:
+            raise Unavailable(
+                f"{self.endpoint} answers, but not as a hub: a proxy or a sign-in page "
+                f"may be in between; {OFFLINE_WAYS}"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"{repository} cannot be pulled: {error}; make room, or choose another "
                 "folder: HF_HOME=FOLDER"
             ) from error
+
+
+def _authorization() -> dict[str, str]:
+    """Return the header with the user's token, if there is one."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _progress_class(on: OnProgress) -> type[Any]:
