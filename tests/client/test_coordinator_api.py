@@ -240,6 +240,24 @@ async def test_events_are_read_to_their_end(tmp_path: Path, serve: Serve) -> Non
     assert await asyncio.to_thread(numbers, api) == [1, 2]
 
 
+async def test_comments_of_a_stream_are_read(tmp_path: Path, serve: Serve) -> None:
+    comments = b": waits for a worker, jobs ahead: 2\n\n:keep-alive\n\n"
+    head, data = EVENTS.split(b"data", 1)
+    body = head + comments + b"data" + data + b"data: [DONE]\n\n"
+    api = CoordinatorApi(await serve(body), "sk", tmp_path)
+
+    def read() -> list[object]:
+        with api.stream_events("/v1/chat/completions", {}) as (_, events):
+            return list(events)
+
+    assert await asyncio.to_thread(read) == [
+        b"waits for a worker, jobs ahead: 2",
+        b"keep-alive",
+        {"n": 1},
+        {"n": 2},
+    ]
+
+
 @pytest.mark.parametrize(
     ("rest", "error", "reason"),
     [

@@ -141,6 +141,23 @@ def check_cancelled(pool: Pool) -> None:
     eventually(lambda: not any(each["busy"] for each in pool.workers()), "it is free")
 
 
+def test_terminal_says_what_an_answer_waits_for(
+    programs: Programs, slow_model: GatedModel, chat: Chat
+) -> None:
+    pool = programs.serve()
+    worker = pool.joined("slow", *slow_model.flags)
+    terminal = chat(pool, STORY)
+    terminal.expect_exact("".join(ANSWERS[STORY][:5]))
+
+    worker.kill()
+    terminal.expect_exact("waiting: ")
+    slow_model.go_on.set()
+    pool.joined("slow", *slow_model.flags)
+
+    terminal.expect_exact(ANSWERS[STORY][-1])
+    terminal.expect(pexpect.EOF)
+
+
 def test_answer_goes_on_when_the_coordinator_comes_back(
     programs: Programs, slow_model: GatedModel, chat: Chat
 ) -> None:

@@ -321,7 +321,8 @@ class CoordinatorApi:
     ) -> Iterator[tuple[HTTPMessage, Iterator[Any]]]:
         """Open the server-sent events of a request; leaving the block ends it.
 
-        Yields the headers, and the JSON of each event up to ``[DONE]``.
+        Yields the headers, and up to ``[DONE]`` the JSON of each event, and the text of
+        each comment as bytes.
 
         Raises as ``request`` does.  Reading an event raises JobError for an error, and
         ConnectionLost if the end is missing.
@@ -336,9 +337,13 @@ class CoordinatorApi:
             yield answer.headers, self._events(answer)
 
     def _events(self, answer: HTTPResponse) -> Iterator[Any]:
-        reader = EventReader(EVENT_MAX)
+        comments: list[bytes] = []
+        reader = EventReader(EVENT_MAX, comments.append)
         while data := self._more(answer):
-            for event in reader.feed(data):
+            found = reader.feed(data)
+            yield from comments
+            comments.clear()
+            for event in found:
                 if event == b"[DONE]":
                     return
                 content: Any = json.loads(event)

@@ -28,6 +28,7 @@ JOBS = "/v1/jobs"
 RECONNECT_TIMEOUT = 60.0  # seconds to wait for a coordinator that is down
 RETRY_DELAY = 0.5  # seconds between attempts
 UNATTENDED = 20  # seconds that the job goes on without this command
+WAITS = "waits for a worker"  # begins a comment of the stream, which says what for
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
@@ -35,6 +36,7 @@ class ShownKind(Enum):
     REASONING = "reasoning"
     TEXT = "text"
     RECONNECTING = "reconnecting"  # the text is why
+    WAITING = "waiting"  # the text is what for
     RESTARTED = "restarted"  # the answer differs from what was shown, and starts over
 
 
@@ -139,6 +141,11 @@ class ChatStream:
             ShownKind.TEXT: _Replay(answer.text),
         }
         for event in events:
+            if isinstance(event, bytes):
+                about, _, waits_for = event.decode(errors="replace").partition(", ")
+                if about == WAITS:
+                    yield AnswerPart(ShownKind.WAITING, waits_for)
+                continue
             if usage := event.get("usage"):
                 answer.tokens = usage["completion_tokens"]
             for choice in event["choices"]:
@@ -241,11 +248,15 @@ class AnswerDisplay:
         parts = stream.parts()
         try:
             with _waiting(self._notes, f"{model} …", shown=self._details) as status:
-                first = next(parts, None)
-                status.stop()
-                for part in _chain(first, parts):
-                    self._print(part, before)
-                    before = part.kind
+                for part in parts:
+                    if part.kind is not ShownKind.WAITING:
+                        status.stop()
+                        self._print(part, before)
+                        before = part.kind
+                    elif self._details:
+                        self.end_line()
+                        status.update(printable(f"waiting: {part.text}"))
+                        status.start()
         finally:
             parts.close()
             self.end_line()
@@ -319,11 +330,3 @@ def _waiting(notes: Console, text: str, *, shown: bool) -> Iterator[Status]:
         yield status
     finally:
         status.stop()
-
-
-def _chain(
-    first: AnswerPart | None, rest: Iterator[AnswerPart]
-) -> Iterator[AnswerPart]:
-    if first is not None:
-        yield first
-        yield from rest
