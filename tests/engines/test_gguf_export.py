@@ -132,6 +132,11 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"config\.json: no such file; give a"):
+        write_gguf_of_folder(tmp_path / "m.gguf", tmp_path)
+
+
 @pytest.mark.long  # it imports PyTorch
 def test_a_folder_without_a_tokenizer_is_one_of_bytes_if_somebody_says_so(
     tmp_path: Path,

@@ -242,7 +242,7 @@ async def test_servers_and_files_can_be_combined(
 @pytest.mark.parametrize(
     ("engine", "model", "complaint"),
     [
-        ("vllm", "", "expected 'auto', 'embedded' or an http:// URL"),
+        ("vllm", "", "expected 'auto', 'embedded', 'ray', 'dask' or an"),
         ("embedded", "qwen3-8b", "give its file, as qwen3-8b=FILE.gguf"),
         ("auto", "qwen3-8b", "give its file, as qwen3-8b=FILE.gguf"),
         ("auto", "qwen*", "no engine on this machine has it"),

@@ -166,6 +166,7 @@ def test_log_leaves_the_join_command_in_sight(
     serve = terminal()
     url = _url(serve)
     serve.expect_exact(f"shoal join {url} --token ")
+    serve.expect_exact(f"`shoal join --data-dir {tmp_path / 'data'}` is enough.")
     serve.expect_exact(f"Log: {log}\r\n")
     _request_without_key(url)
     serve.sendintr()

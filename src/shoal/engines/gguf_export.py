@@ -185,6 +185,11 @@ def write_gguf_of_folder(
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InvalidRequest(
+            f"{folder / CONFIG}: no such file; give a folder with the files that "
+            "save_pretrained writes"
+        ) from error
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{folder / CONFIG}: {error}") from error
     LlamaShape.of(config)  # other architectures have other tokenizers, too

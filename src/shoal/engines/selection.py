@@ -230,7 +230,8 @@ async def _open_server(
 ) -> EngineSource:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
-            f"engine {url!r}: expected {AUTO!r}, {EMBEDDED!r} or an http:// URL"
+            f"engine {url!r}: expected {AUTO!r}, {EMBEDDED!r}, 'ray', 'dask' or an "
+            "http:// URL"
         )
     exact = [name for name in names if not _is_pattern(name)]
     engine = OpenAIEngine(

@@ -217,7 +217,7 @@ class LibraryServer:
         self, requester: Receiver, request: ManifestRequest
     ) -> None:
         name, bulk = request.model, b""
-        reason = "it does not share it: a coordinator shares the models of its --share"
+        reason = "a coordinator shares the models of its --share and of its workers"
         telling = self._tasks.create_task(self._tell_hashing(requester, name))
         model: ChunkedModel | None = None
         try:

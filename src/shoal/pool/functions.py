@@ -20,9 +20,9 @@ WORKERS_EXAMINED_MAX = 256  # workers examined
 NO_FUNCTIONS = "no connected worker offers functions"
 ALL = "`shoal tasks ls`, pool.tasks() or GET /v1/tasks lists all"
 NO_CODE = (
-    "no worker here runs functions sent by clients: give the function a name with "
-    "@shoal.task where a worker finds it, or start one with `shoal join --trust-code` "
-    "for a fleet that has a token"
+    "no worker here runs functions sent by clients: start one with `shoal join "
+    "--trust-code` and a join token, or give the function a name with @shoal.task "
+    "where a worker finds it"
 )
 OTHER_PYTHON = (
     "code of Python {}; the workers have {}: start one with the same version, or give "

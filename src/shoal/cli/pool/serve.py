@@ -367,14 +367,15 @@ def _announce(
             f"  The link signs in once, within an hour; `shoal dashboard{where}` makes "
             "another.\n\n"
             f"Add a machine:\n  {join}\n  {_token_remark(config)}"
-            f"`shoal join-line{where}` prints a command again.\n{_join_remark(config)}"
+            f"`shoal join-line{where}` prints a command again.\n"
+            f"{_join_remark(config, where)}"
         ).rstrip()
     else:  # a log, which others may read
         key = f"in {config.data_dir / KEY_FILE}"
         ways = (
             f"Dashboard: `shoal dashboard{where}` makes a link that signs in.\n\n"
             f"Add a machine: `shoal join-line{where}` prints the command.\n"
-            f"{_join_remark(config)}"
+            f"{_join_remark(config, where)}"
         ).rstrip()
     click.echo(
         f"Shoal is ready at {running.url}\n\n"
@@ -394,13 +395,13 @@ def _announce(
         click.echo(f"\nLog: {log_path}")
 
 
-def _join_remark(config: ServeConfig) -> str:
+def _join_remark(config: ServeConfig, where: str) -> str:
     """Return the lines about where the join command works; empty if anywhere."""
     if not is_own_host(config.host):
         return ""
     return (
-        "  On this machine, `shoal join` is enough.  To add others, start it with:\n"
-        "  shoal serve --host 0.0.0.0 --tls auto\n"
+        f"  On this machine, `shoal join{where}` is enough.  To add others, start:\n"
+        f"  shoal serve{where} --host 0.0.0.0 --tls auto\n"
     )
 
 
@@ -408,7 +409,7 @@ def _token_remark(config: ServeConfig) -> str:
     """Return the limits of the printed token; empty: it is the operator's own."""
     if config.join_token is not None:
         return ""
-    return f"It adds {PRINTED_USES} machines within a day; joined machines stay.  "
+    return f"It adds {PRINTED_USES} machines within a day; joined machines stay.\n  "
 
 
 def _ollama_line(running: RunningCoordinator, config: ServeConfig) -> str:

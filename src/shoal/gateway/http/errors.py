@@ -157,7 +157,13 @@ def error_report(error: errors.ShoalError, request_id: str = "") -> ErrorReport:
     """Return what to say about an error."""
     row = error_status(error)
     param = error.field if isinstance(error, errors.InvalidRequest) else None
-    report = _report(str(error), row.type, param, row.code, row.status, request_id)
+    # Clients would look for a full disk on their own machine.
+    where = (
+        "the coordinator's database: " if isinstance(error, errors.StoreError) else ""
+    )
+    report = _report(
+        f"{where}{error}", row.type, param, row.code, row.status, request_id
+    )
     if isinstance(error, errors.ModelLoading):
         return replace(report, loading=msgspec.convert(error.loading, LoadState))
     return report

@@ -67,7 +67,7 @@ def back_up(path: Path, copy: Path) -> None:
     Raises StoreError if that fails, or if the file exists; then nothing is left of it.
     """
     if copy.exists():
-        raise StoreError(f"{copy} exists")
+        raise StoreError(f"{copy} exists: name another file, or delete it")
     with _errors_named(path), closing(read_only(path)) as source:
         size = _size(source)
         with _errors_named(copy):

@@ -343,7 +343,7 @@ def check_pool(examined: Examined) -> Iterator[Finding]:
             "run the command that `shoal join-line` prints, on any machine",
         )
     else:
-        yield ok("nodes", f"{len(status['workers'])} workers, {_models(status)}")
+        yield ok("nodes", f"{_counted(status, 'worker')}, {_counted(status, 'model')}")
     for peer in status["refused"]:
         yield warning(
             "nodes",
@@ -363,6 +363,6 @@ def check_pool(examined: Examined) -> Iterator[Finding]:
 COORDINATOR_CHECKS: tuple[Check, ...] = (check_version, check_clocks, check_pool)
 
 
-def _models(status: Mapping[str, Any]) -> str:
-    count = len(status["models"])
-    return "1 model" if count == 1 else f"{count} models"
+def _counted(status: Mapping[str, Any], noun: str) -> str:
+    count = len(status[f"{noun}s"])
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"

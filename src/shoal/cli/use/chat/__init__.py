@@ -275,6 +275,6 @@ def _read_prompt(parts: Sequence[str]) -> str:
     prompt = " ".join(sys.stdin.read() if part == "-" else part for part in words)
     if not prompt.strip():
         raise ConfigError(
-            'the prompt is empty; for example: shoal chat "Why is the sky blue?"'
+            'the prompt is empty; give one, such as "Why is the sky blue?"'
         )
     return prompt
