@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from shoal.app.model_port import address_towards, model_port, port_towards
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.model_messages import ChunkSent, ModelMessage, SeederAt
 from shoal.models import chunk_selection, fetch, seed_server
-from shoal.models.chunk_senders import Receiver
+from shoal.models.chunk_senders import ByteRate, Receiver
 from shoal.models.fetch import fetch_model
 from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
@@ -33,10 +34,21 @@ from shoal.transports.link import Link
 PORT = partial(model_port, "127.0.0.1")
 
 
+@dataclass
+class CountedRate(ByteRate):
+    """A rate without a limit; ``taken`` are the bytes that were sent within it."""
+
+    taken: int = 0
+
+    async def take(self, size: int) -> None:
+        self.taken += size
+
+
 async def test_receivers_send_each_other_what_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source sends nothing, and each of two has a half."""
+    rate = CountedRate()
     monkeypatch.setattr(chunk_selection, "REPEAT_AFTER", 0.05)
     weights = CONTENT["weights.bin"]
     half = CHUNKS // 2 * CHUNK
@@ -56,6 +68,7 @@ async def test_receivers_send_each_other_what_they_have(
                     *("org/name", [host], tmp_path / f"ours{number}"),
                     donors=has,
                     open_port=PORT,
+                    rate=rate,
                 )
                 for number, has in enumerate((donors[:2], donors[2:]))
             )
@@ -63,6 +76,7 @@ async def test_receivers_send_each_other_what_they_have(
 
     assert [files(each.path) for each in models] == [CONTENT] * 2
     assert host.chunks == []
+    assert rate.taken >= len(weights) - CHUNK  # one is all zeros, which both have
 
 
 async def test_a_machine_with_the_model_sends_it_to_others_of_its_coordinator(

@@ -112,6 +112,7 @@ async def fetch_model(
     hashes: FileHashes | None = None,
     whole: DownloadRequest | None = None,
     open_port: OpenPort | None = None,
+    rate: ByteRate | None = None,
     introducers: Sequence[ModelPeer] = (),
 ) -> DownloadedModel:
     """Fetch a model into its folder below ``folder``; return where it is.
@@ -124,8 +125,9 @@ async def fetch_model(
     source that answers first.  ``replace`` permits the replacement of an existing
     model.  From a single source that sends no chunks, the model is copied as a whole,
     as ``whole`` says.  With ``open_port``, others that fetch the model from the same
-    sources get what has arrived here, and send what they have.  The ``introducers`` do
-    not have the model, and only tell those that fetch it of each other.
+    sources get what has arrived here, within the ``rate``, and send what they have.
+    The ``introducers`` do not have the model, and only tell those that fetch it of each
+    other.
 
     Raises UnknownModel if no source shares it, ConfigError if it cannot be stored, and
     Unavailable if all sources have failed, each with its reason.
@@ -133,7 +135,9 @@ async def fetch_model(
     root = manifest.parse_address(address) if address else b""
     whole = whole or DownloadRequest(model, folder, replace)
     hashes = hashes or FileHashes()
-    fetch = _Fetch(whole, root, progress, [*donors], hashes, open_port)
+    fetch = _Fetch(
+        *(whole, root, progress, [*donors], hashes, open_port), rate or ByteRate()
+    )
     return await fetch.run(sources, introducers)
 
 
@@ -183,6 +187,7 @@ class _Fetch:
     _donors: Sequence[Path]
     _hashes: FileHashes
     _open_port: OpenPort | None
+    _rate: ByteRate
     _given: set[str] = field(default_factory=set)  # sources; others were found
     _introducers: set[str] = field(default_factory=set)  # which have nothing of it
     _alive: set[str] = field(default_factory=set)
@@ -502,7 +507,7 @@ class _Fetch:
             return
         content = _Held(partial_model, selection)
         async with AsyncExitStack() as stack:
-            port = seeding(model, content, open_port, self._tasks, ByteRate())
+            port = seeding(model, content, open_port, self._tasks, self._rate)
             try:
                 server, self._seeder = await stack.enter_async_context(port)
             except ConfigError as error:

@@ -18,6 +18,7 @@ from shoal.domain.model_messages import (
     ModelMessage,
 )
 from shoal.models import manifest
+from shoal.models.chunk_senders import ByteRate
 from shoal.models.fetch import ModelPeer, OnProgress, fetch_model
 from shoal.models.hub_source import HubSource
 from shoal.models.manifest import Manifest
@@ -35,6 +36,7 @@ async def fetch_with_pool(
     progress: OnProgress,
     *,
     open_port: OpenPort | None = None,
+    rate: ByteRate | None = None,
 ) -> dict[str, Path] | None:
     """Fetch the files of a model into a folder; return them by their SHA-256.
 
@@ -64,6 +66,7 @@ async def fetch_with_pool(
         replace=True,
         progress=progress,
         open_port=open_port,
+        rate=rate,
         introducers=() if copy else answering,
     )
     return {each.sha256.hex(): fetched.path / each.name for each in content.files}
@@ -77,13 +80,14 @@ async def fetch_from_hub(
     progress: OnProgress,
     *,
     open_port: OpenPort | None = None,
+    rate: ByteRate | None = None,
 ) -> None:
     """Fetch a model into its folder below ``folder``, as ``fetch_with_pool``.
 
     If no peer answers, it comes from the hub alone.  Raises ShoalError.
     """
     fetched = await fetch_with_pool(
-        *(source, [name], peers, folder, progress), open_port=open_port
+        *(source, [name], peers, folder, progress), open_port=open_port, rate=rate
     )
     if fetched is None:
         await fetch_model(name, [source], folder, replace=True, progress=progress)

@@ -100,11 +100,11 @@ class LibraryServer:
     ) -> None:
         self._library = library
         self._hashes = hashes or FileHashes()
-        self._rate = ByteRate(rate)
+        self.rate = ByteRate(rate)
         self.sources = ModelSources()
         self._tasks = asyncio.TaskGroup()
         self._remote = RemoteModels(self.sources, self._tasks)
-        self._senders = ChunkSenders(self._tasks, self._rate)
+        self._senders = ChunkSenders(self._tasks, self.rate)
         self.bulk = self._senders.bulk
         self._seeders = Seeders()
         self._find_port = find_port
@@ -309,7 +309,7 @@ class LibraryServer:
         """Send a model at a port, as long as peers connect to it."""
         if (open_port := await asyncio.to_thread(self._find_port)) is None:
             return
-        port = seeding(model.name, model, open_port, self._tasks, self._rate)
+        port = seeding(model.name, model, open_port, self._tasks, self.rate)
         try:
             async with port as (server, here):
                 coordinator.send(here)
@@ -379,7 +379,7 @@ class LibraryServer:
         """
         async with aclosing(pieces):
             async for piece in pieces:
-                await self._rate.take(len(piece.data))
+                await self.rate.take(len(piece.data))
                 # A peer that reads nothing must not hold a transfer slot for ever.
                 async with asyncio.timeout(STALL_TIMEOUT):
                     await requester.wait_writable()

@@ -30,6 +30,8 @@ from shoal.domain.job import Job
 from shoal.domain.work import Feature, HubModel, JobKind, ModelAction, ModelOrder, Work
 from shoal.domain.worker import Hardware, ModelLibrary, Offer
 from shoal.engines import gguf_files
+from shoal.models.library import Library
+from shoal.models.library_server import LibraryServer
 from shoal.models.model_hub import ModelHub
 from shoal.protocols import discover
 
@@ -364,12 +366,13 @@ async def library_of(
     home: Path,
     config: JoinConfig,
     wire: str = "shoal",
-    share: Callable[[Mapping[str, Path]], None] = lambda files: None,
+    shared: Library | None = None,
 ) -> ModelLibrary | None:
     found = await open_worker_library(
         config,
         JoinTarget("http://host", discover()[wire], "", None),
-        *(home / "worker", (), Hardware(bandwidth_gb=12.5), share),
+        *(home / "worker", (), Hardware(bandwidth_gb=12.5)),
+        LibraryServer(shared or Library({})),
         keeps=False,
         signer=None,
     )
@@ -420,13 +423,12 @@ async def test_most_of_the_free_memory_is_lent(
 async def test_files_are_shared_if_the_owner_asks_for_it(
     home: Path, load: str, shared: int
 ) -> None:
-    files: dict[str, Path] = {}
+    library = Library({})
 
-    await library_of(home, JoinConfig(load=load), share=files.update)
+    await library_of(home, JoinConfig(load=load), shared=library)
 
-    assert len(files) == shared
-    for each in files.values():
-        assert each.is_relative_to(home / "worker" / "models")
+    assert len(library.names) == shared
+    assert all(library.find(name) for name in library.names)
 
 
 def test_a_worker_starts_without_what_only_copies_need() -> None:

@@ -26,8 +26,10 @@ from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
 from shoal.engines.loadable_files import FileLibrary, LoadableFile, describe_file
 from shoal.engines.resources import free_memory, free_memory_of_gpus
 from shoal.ledger.keys import Signer
+from shoal.models.chunk_senders import ByteRate
 from shoal.models.file_hashes import FileHashes
 from shoal.models.library import loadable_files
+from shoal.models.library_server import LibraryServer
 from shoal.models.peer_connection import DialledPeer
 from shoal.pool.models.machine import shown_size
 
@@ -70,9 +72,10 @@ class WorkerLibrary:
     their own.
 
     ``context`` and ``slots`` are those of a model that is loaded without a choice.
-    ``share`` gets their files after each scan.  Models that are not here are copied
-    from the ``peers`` into the ``folder``; without peers they are unknown.  ``shared``
-    is how it takes part in models of several machines; None: it does not.  Those that
+    ``share`` gets their files after each scan; ``rate`` is that of all copies.  Models
+    that are not here are copied from the ``peers`` into the ``folder``; without peers
+    they are unknown.  ``shared`` is how it takes part in models of several machines;
+    None: it does not.  Those that
     are ``too_large`` for this machine, which its owner named, run only so.  ``free`` is
     as in ``ModelMemory``.
     """
@@ -84,6 +87,7 @@ class WorkerLibrary:
     threads: int
     bandwidth: float
     share: Callable[[Mapping[str, Path]], None]
+    rate: ByteRate
     folder: Path
     peers: Sequence[DialledPeer] = ()
     started: Set[str] = frozenset()
@@ -158,6 +162,7 @@ class WorkerLibrary:
                 donors=[each.path for each in self.files.files.values()],
                 hashes=FileHashes(self.folder.parent),
                 open_port=open_port,
+                rate=self.rate,
             )
         except (UnknownModel, Unavailable) as error:
             if order.hub is None:
@@ -171,6 +176,7 @@ class WorkerLibrary:
         await fetch_from_hub(
             *(source, order.name, self.peers, self.folder, on_copied),
             open_port=open_port,
+            rate=self.rate,
         )
 
     def _hub_source(self, model: HubModel) -> "HubSource":
@@ -210,7 +216,7 @@ async def open_worker_library(
     data: Path,
     sources: Sequence[selection.EngineSource],
     hardware: Hardware,
-    share: Callable[[Mapping[str, Path]], None],
+    sharing: LibraryServer,
     *,
     keeps: bool,
     signer: Signer | None,
@@ -221,7 +227,7 @@ async def open_worker_library(
         data: Shoal's data folder.
         sources: the engines of the worker.
         hardware: of this machine.
-        share: lets other machines copy files; called if the owner asks for ``--load``.
+        sharing: lets other machines copy files, if the owner asks for ``--load``.
         keeps: the owner has named the files of ``sources``, which stay loaded; else
             they belong to the library.
         signer: the worker's, which the coordinator admits.
@@ -283,7 +289,8 @@ async def open_worker_library(
         config.slots or selection.SLOTS,
         config.threads,
         hardware.bandwidth_gb,
-        share if wanted else _ignore,
+        sharing.share if wanted else _ignore,
+        sharing.rate,
         model_folders(data)[0].folder,
         _peers(target, signer) if pulls else (),
         loaded.keys() - kept - large,

@@ -184,7 +184,7 @@ async def _start(arguments: JoinArguments, stack: AsyncExitStack) -> RunningWork
     if targets.models is not None:
         models_here = await open_worker_library(
             *(config, targets.models, arguments.data, sources),
-            *(hardware, library.share),
+            *(hardware, library),
             keeps=bool(arguments.models),
             signer=signer,
         )
