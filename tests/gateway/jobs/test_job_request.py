@@ -58,7 +58,7 @@ def test_task_is_decoded() -> None:
 
 
 def test_inference_becomes_a_chat_of_one_message() -> None:
-    work, terms = read(inference(prompt="hi", max_tokens=8), Policy.FAST)
+    work, terms = read(inference(prompt="hi", max_tokens=8.0), Policy.FAST)
 
     assert work == Chat(ANY_MODEL, ({"role": "user", "content": "hi"},), 8)
     assert terms.price == PRICES.fast_inference
@@ -192,6 +192,7 @@ DEEP = "[" * (NESTING_MAX + 2) + "]" * (NESTING_MAX + 2)
         (inference(prompt=None), "payload.prompt: expected `str`"),
         (inference(prompt="x", max_tokens=0), "payload.max_tokens: expected"),
         (inference(prompt="x", max_tokens="8"), "payload.max_tokens: expected"),
+        (inference(prompt="x", max_tokens=0.5), "payload.max_tokens: expected"),
         (inference(prompt="x", max_tokens=2**31), "payload.max_tokens: expected"),
         (inference(prompt="x", model="m" * 257), "payload.model: more than 256"),
         (

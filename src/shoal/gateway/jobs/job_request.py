@@ -70,7 +70,7 @@ class _Prompt(msgspec.Struct, frozen=True):
 
     prompt: str
     model: Any = None
-    max_tokens: decoding.TokenCount | None = None
+    max_tokens: Annotated[float, Meta(ge=1, le=decoding.TOKENS_MAX)] | None = None
 
 
 _commits = msgspec.json.Decoder(CommitJob)
@@ -181,8 +181,7 @@ def _chat(payload: JSON) -> Chat:
         text = f"payload.model: more than {decoding.MODEL_MAX} characters"
         raise InvalidRequest(text, "payload.model")
     message = {"role": "user", "content": decoded.prompt}
-    limit = TOKENS if decoded.max_tokens is None else decoded.max_tokens
-    return Chat(model, (message,), limit)
+    return Chat(model, (message,), int(decoded.max_tokens or TOKENS))
 
 
 def _task(payload: JSON) -> Task:
