@@ -67,7 +67,7 @@ def stranger(data: bytes) -> None:
 def lan(data: bytes) -> None:
     """A connection of an admitted Mac that runs a job and submits one."""
     session = _accepted()
-    _stream(session, framed([encode(hello()), encode(heartbeat())]))
+    _stream(session, framed([encode(hello())]))
     outputs = [*session.tick(1.0), *session.receive([framed([encode(heartbeat())])], 1)]
     assert any(
         isinstance(each, PeerMessage) and isinstance(each.message, PeerJoined)

@@ -137,7 +137,7 @@ def test_the_hash_of_a_passcode_is_never_shown(passcode: str, shown: str) -> Non
     peer.wait(0.2)
     peer.deliver(HEARTBEAT.replace(b'"organizationID": null', sent))
 
-    (described,) = peer.end.messages(PeerDescribed)
+    *_, described = peer.end.messages(PeerDescribed)
     assert described.profile.organization == shown
 
 

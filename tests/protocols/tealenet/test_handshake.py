@@ -3,22 +3,26 @@
 from dataclasses import replace
 from uuid import UUID
 
+import pytest
+
 from protocols.contexts import require_token
 from protocols.tealenet.peers import (
     MAC,
     OFFER,
+    REQUEST,
     ForeignPeer,
     PeerPair,
     heartbeat,
     hello,
     hello_ack,
+    inference_request,
     local_coordinator,
     local_worker,
     signer,
 )
 from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.errors import Unavailable
-from shoal.domain.vocabulary import Dismiss, OffersChanged
+from shoal.domain.vocabulary import Dismiss, OffersChanged, RunJob
 from shoal.protocols.seam.peer_session import PeerJoined
 from shoal.protocols.tealenet.admission import passcodes_match
 from shoal.protocols.tealenet.codec.messages import HeartbeatAck
@@ -199,6 +203,40 @@ def test_messages_before_the_handshake_and_repeated_greetings_are_ignored() -> N
 
     assert mac.end.received == received
     assert mac.drain() == []
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_peer_without_a_heartbeat_joins_by_its_first_message(early: bool) -> None:
+    peer = ForeignPeer(local_coordinator("a", offers=(OFFER,)))
+    peer.deliver(hello())
+
+    peer.deliver(inference_request(), after=0.0 if early else 0.2)
+
+    assert [kind for kind, _ in peer.drain()] == ["helloAck", "heartbeat"]
+    assert [each.name for each in peer.end.messages(PeerJoined)] == [MAC]
+    (run,) = peer.end.messages(RunJob)
+    assert run.job_id == REQUEST
+
+
+def test_the_first_message_of_a_peer_that_was_dialled_may_be_a_request() -> None:
+    peer = ForeignPeer(local_coordinator("a"), dialled=True)
+    peer.deliver(hello_ack())
+
+    peer.deliver(inference_request())
+
+    assert isinstance(peer.end.received[0], PeerJoined)
+    assert len(peer.end.messages(RunJob)) == 1
+
+
+def test_a_first_request_that_is_invalid_is_refused() -> None:
+    peer = ForeignPeer(local_coordinator("a"))
+    peer.deliver(hello())
+    peer.wait(0.2)
+    peer.drain()
+
+    peer.deliver(b'{"inferenceRequest":{"requestID":"%b"}}' % REQUEST.encode())
+
+    assert [kind for kind, _ in peer.drain()] == ["inferenceError"]
 
 
 def test_a_wrong_passcode_closes_the_connection_without_a_message() -> None:

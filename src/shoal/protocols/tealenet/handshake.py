@@ -1,4 +1,4 @@
-"""The start of a session: ``hello``, ``helloAck`` and the first heartbeat.
+"""The start of a session: ``hello``, ``helloAck`` and the first message after them.
 
 The dialling peer sends ``hello`` and the other one answers with ``helloAck``; then each
 sends a heartbeat.  Source: what real peers do.  A Mac that dialled ignores messages for
@@ -197,7 +197,7 @@ class HandshakeStage(Enum):
 
 
 class PeerHandshake:
-    """The start of one session, up to the first heartbeat, with which the peer joins.
+    """The start of one session, up to the message with which the peer joins.
 
     ``peer`` is set once the peer has introduced itself, or at once if it need not.
     ``admitted``: the peer has introduced itself and was admitted.
@@ -303,16 +303,20 @@ class PeerHandshake:
         self._send_at = now + ACK_DELAY
         return newer
 
-    def receive_first_heartbeat(
-        self, heartbeat: messages.Heartbeat | messages.HeartbeatAck, now: float
-    ) -> tuple[TealePeerState, Sequence[PeerDescribed | Event]] | None:
-        """Return the peer's state and first events; None before its greeting."""
+    def join(
+        self, now: float
+    ) -> tuple[TealePeerState, Sequence[PeerDescribed | Event | Output]] | None:
+        """Return the peer's state and first events; None before its greeting.
+
+        A peer that does not wait for the helloAck is no Mac, and gets it at once.
+        """
+        greeted = self._greet(now) if self._stage is HandshakeStage.ACK_DELAYED else ()
         greeting, peer = self._greeting, self.peer
         if greeting is None or peer is None:
             return None
         state = self._state(peer, now)
         events = state.update_models(greeting.models)
-        return state, [*state.describe(greeting.profile, heartbeat), *events]
+        return state, [*greeted, *state.describe(greeting.profile), *events]
 
     def note_heartbeat(self, now: float) -> None:
         """Record a sign of life."""

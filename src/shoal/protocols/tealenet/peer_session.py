@@ -283,14 +283,28 @@ class TealePeerSession:
         """Process a message; before the peer has joined, only those of the setup."""
         if isinstance(message, messages.Hello | messages.HelloAck):
             return self._receive_greeting(message, now)
-        if isinstance(message, messages.Heartbeat | messages.HeartbeatAck):
-            return self._receive_heartbeat(message, now)
-        if self._peer_state is None:
+        if self._peer_state is not None:
+            return self._receive_from(self._peer_state, message, now)
+        joined = self._handshake.join(now)
+        if joined is None:
             return ()
-        peer = self._peer_state.peer
+        self._peer_state, events = joined
+        peer_joined = self._peer_joined(self._peer_state.peer)
+        rest = self._receive_from(self._peer_state, message, now)
+        return [peer_joined, *events, *rest]
+
+    def _receive_from(
+        self, state: TealePeerState, message: messages.Message, now: float
+    ) -> Sequence[FromPeer | Output]:
+        """Process a message of a peer that has joined."""
+        peer = state.peer
         match message:
+            case messages.Heartbeat() | messages.HeartbeatAck():
+                return self._receive_heartbeat(state, message, now)
             case (
                 messages.InferenceChunk()
+                | messages.Hello()
+                | messages.HelloAck()
                 | messages.ModelLoaded()
                 | messages.ModelLoadError()
             ):
@@ -319,19 +333,15 @@ class TealePeerSession:
         return [*self._peer_state.describe(read_greeting(message).profile), *outputs]
 
     def _receive_heartbeat(
-        self, heartbeat: messages.Heartbeat | messages.HeartbeatAck, now: float
+        self,
+        state: TealePeerState,
+        heartbeat: messages.Heartbeat | messages.HeartbeatAck,
+        now: float,
     ) -> Sequence[FromPeer | Output]:
-        outputs: list[FromPeer | Output] = []
-        if self._peer_state is None:
-            joined = self._handshake.receive_first_heartbeat(heartbeat, now)
-            if joined is None:
-                return ()
-            self._peer_state, events = joined
-            outputs += [self._peer_joined(self._peer_state.peer), *events]
-        state = self._peer_state
         if state.peer.refusal:
             return ()
-        outputs += state.receive_heartbeat(heartbeat, len(self._outbound), now)
+        events = state.receive_heartbeat(heartbeat, len(self._outbound), now)
+        outputs: list[FromPeer | Output] = [*events]
         self._handshake.note_heartbeat(now)
         if isinstance(heartbeat, messages.Heartbeat):
             return [*outputs, Send(self._heartbeats.heartbeat_ack(state.peer, now))]
@@ -367,7 +377,7 @@ class TealePeerSession:
             return (self._close(f"{INVALID_MAX} invalid messages in a row"),)
         notice = Notice(f"message ignored: {error}")
         is_request = error.kind == "inferenceRequest" and error.request_id
-        if not is_request or self._peer_state is None:
+        if not is_request or self._handshake.peer is None:
             return (notice, *self._outbound.fail_unreadable(error))
         code = ErrorCode.INTERNAL_ERROR
         refusal = self._inbound.refuse(error.request_id, str(error), code)
