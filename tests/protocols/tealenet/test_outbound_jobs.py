@@ -11,6 +11,8 @@ from protocols.tealenet.peers import (
     ForeignPeer,
     chunk,
     encoded,
+    heartbeat,
+    hello,
     joined_mac,
     local_coordinator,
     submitted_request,
@@ -25,6 +27,7 @@ from shoal.domain.vocabulary import (
     Rejected,
 )
 from shoal.domain.work import Chat
+from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.messages import (
     ChatCompletionChunk,
     ChunkUsage,
@@ -118,6 +121,23 @@ def test_the_document_ends_a_whole_answer_without_finish_reason_and_usage() -> N
     peer.deliver(encoded(chunk(request_id, "Hello", finish_reason=None)))
 
     peer.deliver(InferenceComplete(request_id))
+
+    assert peer.end.received[-1] == Completed(RUN.job_id, RUN.lease, "stop")
+
+
+@pytest.mark.parametrize("texts", [(), ("Hello",)])
+def test_so_does_a_peer_that_writes_the_form_of_the_document(
+    texts: tuple[str, ...],
+) -> None:
+    peer = ForeignPeer(local_coordinator("a"))
+    peer.deliver(encode(hello(), flat=True))
+    peer.deliver(encode(heartbeat(), flat=True))
+    peer.drain()
+    request_id = submitted_request(peer)
+    for text in texts:
+        peer.deliver(encoded(chunk(request_id, text)))
+
+    peer.deliver(encode(InferenceComplete(request_id), flat=True))
 
     assert peer.end.received[-1] == Completed(RUN.job_id, RUN.lease, "stop")
 

@@ -238,14 +238,15 @@ class TealeOutboundJobs:
         A real node whose model server dies completes the answer as if it were whole;
         only the finish reason and the usage are missing.  That is a rejection: another
         worker takes the answer over.  In the document, whole answers have neither:
-        their chunks say null, which a Mac does not, and the end has no counts, which
-        that of a Rust node has.
+        their chunks are flat or say null, which a Mac's do not, and the end has no
+        counts, which that of a Rust node has.
         """
         job = self._end(message.request_id)
         if job is None:
             return ()
         job_id, lease, reader = job.job_id, job.lease, job.reader
-        documented = reader.has_nulls and message.tokens_out is None
+        of_document = self._form.flat or reader.has_nulls
+        documented = of_document and message.tokens_out is None
         if not (reader.ended or documented):
             return (words.Rejected(job_id, lease, TRUNCATED),)
         return (words.Completed(job_id, lease, reader.finish_reason, reader.usage),)
