@@ -36,21 +36,12 @@ def test_folder_is_sent_in_order_of_file_names(folder: Path) -> None:
 
     assert model.size == 2 + CHUNK + CHUNK + 4
     assert sent == [
-        ("config.json", 0, 2, False),
-        ("empty.bin", 0, 0, False),
-        ("exact.bin", 0, CHUNK, False),
+        ("config.json", 0, 2, True),
+        ("empty.bin", 0, 0, True),
+        ("exact.bin", 0, CHUNK, True),
         ("weights.bin", 0, CHUNK, False),
         ("weights.bin", CHUNK, 4, True),
     ]
-
-
-def test_empty_last_file_is_the_last_piece(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"1")
-    (tmp_path / "b").touch()
-    model = Library({"m": tmp_path}).find("m")
-    assert model is not None
-
-    assert [piece.last for piece in read_pieces(model)] == [False, True]
 
 
 def test_single_file_is_a_model(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class SharedModel:
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """A part of a model's file; ``last`` marks the last one of the model."""
+    """A part of a model's file; ``last`` marks the last one of the file."""
 
     file_name: str
     offset: int
@@ -161,9 +161,7 @@ def read_pieces(model: SharedModel) -> Generator[FilePiece, None, None]:
 
     Raises NotShareable if a file has changed in the meantime.
     """
-    ends = [file.size for file in model.files]
-    final = len(ends) - 1
-    for number, file in enumerate(model.files):
+    for file in model.files:
         try:
             with file.path.open("rb") as stream:
                 for offset in range(0, max(file.size, 1), CHUNK):
@@ -173,7 +171,7 @@ def read_pieces(model: SharedModel) -> Generator[FilePiece, None, None]:
                         raise NotShareable(
                             f"{file.path} was truncated during the transfer"
                         )
-                    last = number == final and offset + length == file.size
+                    last = offset + length == file.size
                     yield FilePiece(file.name, offset, data, last)
                 if stream.read(1):
                     raise NotShareable(f"{file.path} has grown during the transfer")

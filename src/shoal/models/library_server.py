@@ -428,14 +428,14 @@ async def _local_pieces(model: SharedModel) -> AsyncGenerator[FilePiece, None]:
 
 async def _remote_pieces(model: RemoteModel) -> AsyncGenerator[FilePiece, None]:
     """Yield the pieces of a worker's model.  Raises Unavailable."""
-    files, final = model.manifest.files, len(model.manifest.files) - 1
-    for number, file in enumerate(files):
+    files = model.manifest.files
+    for file in files:
         if not file.size:
-            yield FilePiece(file.name, 0, b"", number == final)
+            yield FilePiece(file.name, 0, b"", True)
     for chunk, place in model.manifest.places():
         file, end = files[place.file], place.offset + place.size
-        last = place.file == final and end == file.size
-        yield FilePiece(file.name, place.offset, await model.read(chunk), last)
+        data = await model.read(chunk)
+        yield FilePiece(file.name, place.offset, data, end == file.size)
 
 
 def _chunk(request: ModelRequest, piece: FilePiece) -> ModelChunk:
