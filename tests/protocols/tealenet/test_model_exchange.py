@@ -99,7 +99,11 @@ def test_models_are_not_available_through_a_relay(
     assert node.drain() == [
         (
             "modelQueryResponse",
-            {"modelID": "mlx-community/Qwen3-8B-4bit", "available": False},
+            {
+                "modelID": "mlx-community/Qwen3-8B-4bit",
+                "available": False,
+                "totalSizeBytes": 0,
+            },
         )
     ]
     assert not node.end.messages(ModelMessage)

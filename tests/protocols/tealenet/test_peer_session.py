@@ -121,7 +121,7 @@ def test_an_oversized_piece_ends_the_job_at_both_ends() -> None:
 SHARED: list[ModelMessage] = [
     ModelQuery("org/name"),
     ModelAnswer("org/name", True, 5),
-    ModelAnswer("org/name", False),
+    ModelAnswer("org/name", False, 0),
     ModelRequest(REQUEST, "org/name"),
     ModelChunk(REQUEST, "a.gguf", 1 << 40, b"\x00\xff", True),
     ModelDone(REQUEST, "org/name"),

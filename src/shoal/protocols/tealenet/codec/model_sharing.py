@@ -37,7 +37,9 @@ def wire_message(message: ModelMessage) -> ModelSharingMessage:
         case ModelQuery(model):
             return messages.ModelQueryRequest(model)
         case ModelAnswer(model, available, size):
-            return messages.ModelQueryResponse(model, available, size)
+            return messages.ModelQueryResponse(
+                model, available, size if available else 0
+            )
         case ModelRequest(transfer_id, model):
             return messages.ModelTransferRequest(transfer_id, model)
         case ModelChunk(transfer_id, file_name, offset, data, last):
