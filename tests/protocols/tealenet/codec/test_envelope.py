@@ -213,6 +213,22 @@ def test_integers_may_be_written_as_floats(number: str) -> None:
     assert message == Heartbeat(ID, 1.0, "fair", 100)
 
 
+@pytest.mark.parametrize(
+    ("escaped", "read"),
+    [
+        (r"a\ud83d", "a\ufffd"),
+        (r"\uDE00\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\\ud83d\ud83d", "\\ud83d\ufffd"),
+        (r"\ud83d\ud83d\ude00\\\"", '\ufffd\U0001f600\\"'),
+    ],
+)
+@pytest.mark.parametrize("form", ["%s", '{"_0":%s}'])
+def test_halves_of_characters_are_replaced(escaped: str, read: str, form: str) -> None:
+    text = '{"modelQuery":' + form % ('{"modelID":"' + escaped + '"}') + "}"
+
+    assert decode(text) == ModelQueryRequest(read)
+
+
 def test_the_error_for_an_invalid_request_has_its_id() -> None:
     with pytest.raises(BadMessage, match=r"request.*messages") as refused:
         decode(f'{{"inferenceRequest":{{"_0":{{"requestID":"{ID}","request":{{}}}}}}}}')
@@ -289,7 +305,6 @@ REQUEST = b'{"inferenceRequest":{"_0":{"requestID":"a","request":{"messages":[]%
         CHUNK % b'{"index":-1}',
         CHUNK % b'{"delta":{"content":5}}',
         CHUNK % b'{"delta":{"tool_calls":[{"index":99999}]}}',
-        CHUNK % b'{"delta":{"content":"\\ud800"}}',
         CHUNK % b'{"delta":{"content":"\xff"}}',
         CHUNK % b'{"index":1e400}',
         CHUNK % (b'{"index":' + b"9" * 5000 + b"}"),

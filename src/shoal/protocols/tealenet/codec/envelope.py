@@ -6,6 +6,7 @@ Source: TealeNet's "Cluster Messages", and what real peers do; see
 ``docs/protocols/tealenet.md``.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -24,10 +25,13 @@ from shoal.protocols.tealenet.codec.scalars import ID_MAX, encode_json, wire_nam
 VERSION = 1  # of the protocol; no peer checks it
 VALUES_MAX = 200_000  # values in a message: reading them takes about 20 ms
 LONG = 2 * VALUES_MAX  # bytes above which a message can have more values
-LENIENT_MAX = 64 << 10  # bytes of a payload whose integers may be written as 100.0
+LENIENT_MAX = 64 << 10  # bytes of a message that is read leniently: in some 10 ms
 ERROR_MAX = 500  # characters of an error's text
 
 _BOM = b"\xef\xbb\xbf"
+_HALF = re.compile(  # a lone surrogate; a pair, or another escape, is a group
+    rb"(\\[^u]|\\ud[89ab]\w\w\\ud[c-f]\w\w)|\\ud[89a-f]\w\w", re.IGNORECASE
+)
 
 
 class BadMessage(PeerError):
@@ -258,6 +262,9 @@ def _split(text: bytes) -> _Parts:
     try:
         if len(text) > LONG and has_more_values(text.decode(), VALUES_MAX):
             raise BadMessage(f"more than {VALUES_MAX} values")
+        if len(text) <= LENIENT_MAX:
+            # A program that cuts texts by UTF-16 units writes halves of characters.
+            text = _HALF.sub(lambda half: half[1] or rb"\ufffd", text)
         entries: dict[str, Raw] = _objects.decode(text)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"expected a JSON object: {_error_text(error)}") from error
