@@ -41,6 +41,7 @@ HI, BYE, REPLY = said("user", "hi"), said("user", "bye"), said("assistant", "hel
         ([S, HI, REPLY, T, U, BYE], [S, HI, REPLY, T, U, BYE]),
         # Roles that engines may refuse become the user's.
         ([said("Boss")], [said("user")]),
+        ([{"role": ["x"], "content": "x"}], [said("user")]),
         ([{"content": "x"}], [{"content": "x"}]),
         # A tool's message that answers a call, and those that answer none.
         ([HI, CALL, RESULT], [HI, CALL, RESULT]),

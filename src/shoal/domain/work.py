@@ -406,7 +406,7 @@ _CONTENT_FEATURES: Mapping[str, Feature] = {
 
 
 def _content_types(parts: Sequence[JSON]) -> set[str]:
-    kinds = {part.get("type") for part in parts if isinstance(part, _MAPPINGS)}
+    kinds = (part.get("type") for part in parts if isinstance(part, _MAPPINGS))
     return {
         kind for kind in kinds if isinstance(kind, str) and kind in _CONTENT_FEATURES
     }

@@ -38,7 +38,7 @@ NO_MEMORY = "insufficient memory"  # llama.cpp's words
 KILLED = "SIGKILL"  # how Linux ends a process whose memory it needs
 
 
-KNOWN_PARTS = frozenset({"text", "image_url", "input_audio"})
+KNOWN_PARTS = ("text", "image_url", "input_audio")
 LACKING = {
     works.Feature.TOOLS: ("calls no tools: its chat template has none", "tools"),
     works.Feature.IMAGES: ("reads no images", "messages"),
@@ -345,10 +345,10 @@ def plain_message(message: Mapping[str, works.JSON]) -> Mapping[str, works.JSON]
     content = message.get("content")
     if not isinstance(content, Sequence) or isinstance(content, str):
         return message
-    kinds = {part.get("type") for part in content if isinstance(part, Mapping)}
-    if unknown := kinds - KNOWN_PARTS:
-        raise InvalidRequest(f"no model reads {unknown.pop()!r:.40}", "messages")
-    if kinds == {"text"}:
+    kinds = [part.get("type") for part in content if isinstance(part, Mapping)]
+    if unknown := [each for each in kinds if each not in KNOWN_PARTS]:
+        raise InvalidRequest(f"no model reads {unknown[0]!r:.40}", "messages")
+    if kinds and all(each == "text" for each in kinds):
         return {**message, "content": works.message_text(message)}
     for part in content:
         image = part.get("image_url") if isinstance(part, Mapping) else None

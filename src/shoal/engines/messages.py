@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from shoal.domain.streamed_message import REASONING
 from shoal.domain.work import INSTRUCTIONS, JSON, message_text
 
-ROLES = frozenset({"system", "user", "assistant", "tool"})
+ROLES = ("system", "user", "assistant", "tool")
 
 SYSTEM = "system messages"
 LATE_SYSTEM = "later system messages"

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Chat, Feature
-from shoal.engines.llama_engine import plain_work
+from shoal.engines.llama_engine import plain_message, plain_work
 from shoal.engines.schemas.plain_schema import plain_schema
 
 TEXT = {"type": "string"}
@@ -250,6 +250,17 @@ def test_format_that_cannot_be_obeyed_is_refused(form: Any, path: str) -> None:
         asked(response_format=form)
 
     assert caught.value.field == "response_format"
+
+
+@pytest.mark.parametrize("form", [{}, [], ["date"], None, 1])
+def test_format_that_is_no_text_is_a_remark(form: Any) -> None:
+    assert plain_schema(TEXT | {"format": form}, "schema") == TEXT
+
+
+@pytest.mark.parametrize("kind", [{}, ["text"], None, 1, "video"])
+def test_part_that_no_model_reads_is_refused(kind: Any) -> None:
+    with pytest.raises(InvalidRequest, match="no model reads"):
+        plain_message({"role": "user", "content": [{"type": kind, "text": "x"}]})
 
 
 def test_only_strict_tools_have_to_be_obeyed() -> None:

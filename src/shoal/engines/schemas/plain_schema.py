@@ -216,7 +216,7 @@ class _Adapter:
             if keyword in schema and schema[keyword] not in neutral:
                 raise refusal(f"{at}.{keyword}")
         found = {name: schema[name] for name in schema if name not in UNSUPPORTED}
-        if found.get("format") not in FORMATS:
+        if str(found.get("format")) not in FORMATS:
             found.pop("format", None)
         for name in DEFINITIONS:
             if isinstance(parts := found.get(name), Mapping):
