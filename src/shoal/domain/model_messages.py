@@ -134,7 +134,8 @@ class ChunksElsewhere(ModelMessage, msgspec.Struct, frozen=True):
 class SeederAt(ModelMessage, msgspec.Struct, frozen=True):
     """Who fetches the model, too, sends what it has at this URL.
 
-    It admits those that prove the passcode.
+    It admits those that prove the passcode.  Without a URL it sends nothing, and asks
+    who does.
     """
 
     root: bytes

@@ -61,12 +61,20 @@ class ChunkSelection:
 
     Rarest first, and equally rare ones in the order in which disks read them fast,
     until ``shuffle``.  What a near source has, and does not owe for long, is not
-    requested from those that are not near.
+    requested from those that are not near.  Only those that are ``wanted`` are
+    requested; None: all.
     """
 
-    def __init__(self, chunks: int, held: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        chunks: int,
+        held: Iterable[int] = (),
+        wanted: Iterable[int] | None = None,
+    ) -> None:
         self._held = np.zeros(chunks, bool)
         self._held[[*held]] = True
+        self._wanted = np.zeros(chunks, bool)
+        self.want(range(chunks) if wanted is None else wanted)
         self.held_count = int(self._held.sum())
         self._arrived = np.zeros(chunks, bool)  # and is not checked yet
         self._asked = np.zeros(chunks, np.int16)  # requests on their way
@@ -85,10 +93,15 @@ class ChunkSelection:
         for source in self._sources.values():
             source.picked.clear()
 
+    def want(self, chunks: Iterable[int]) -> None:
+        """Request these chunks, too."""
+        self._wanted[[*chunks]] = True
+        self.wanted_count = int(self._wanted.sum())
+
     @property
     def complete(self) -> bool:
-        """Whether all chunks are held."""
-        return self.held_count == len(self._held)
+        """Whether all chunks are held that are wanted."""
+        return self.held_count == self.wanted_count
 
     @property
     def held(self) -> npt.NDArray[np.bool_]:
@@ -229,7 +242,7 @@ class ChunkSelection:
                 and not any(has[chunk] for has in nearer)
             ):
                 return chunk
-        open_ = source.has & ~self._held & ~self._arrived
+        open_ = source.has & self._wanted & ~self._held & ~self._arrived
         fresh = open_ & (self._asked == 0)
         fresh[[*source.elsewhere]] = False
         for has in nearer:

@@ -3,7 +3,14 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Sequence,
+)
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
@@ -100,6 +107,36 @@ class ModelPeer(Protocol):
         """
 
 
+class ChunkStore(Protocol):
+    """What keeps the chunks of a manifest that are fetched, as ``PartialModel``.
+
+    ``wanted`` are those that it needs, by number; a write may add others.  Its methods
+    block on the disk, and raise ConfigError if that fails.
+    """
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def wanted(self) -> Collection[int]: ...
+
+    def begin(self, donors: Iterable[Path], hashes: FileHashes) -> set[int]:
+        """Open it; return the chunks that it has, or has copied from ``donors``."""
+
+    def write(
+        self,
+        chunks: Iterable[tuple[int, bytes | memoryview]],
+        checked: Container[int] = (),
+    ) -> set[int]:
+        """Keep the chunks that have their hashes, or are ``checked``; return those."""
+
+    def commit(self) -> Path:
+        """Make what was fetched usable; return where it is."""
+
+    def close(self) -> None:
+        """Close it; what was not committed stays, for the next fetch."""
+
+
 async def fetch_model(
     model: str,
     sources: Sequence[ModelPeer],
@@ -134,11 +171,38 @@ async def fetch_model(
     """
     root = manifest.parse_address(address) if address else b""
     whole = whole or DownloadRequest(model, folder, replace)
+    target = whole.folder / model_folder_name(model)
+    await asyncio.to_thread(check_target, target, replace=whole.replace)
     hashes = hashes or FileHashes()
+
+    def open_store(content: Manifest) -> PartialModel:
+        return PartialModel(whole.folder, model, content, replace=whole.replace)
+
     fetch = _Fetch(
-        *(whole, root, progress, [*donors], hashes, open_port), rate or ByteRate()
+        *(model, open_store, root, progress, [*donors], hashes),
+        *(whole, open_port, rate or ByteRate()),
     )
     return await fetch.run(sources, introducers)
+
+
+async def fetch_parts(
+    model: str,
+    sources: Sequence[ModelPeer],
+    open_store: Callable[[Manifest], ChunkStore],
+    *,
+    address: str = "",
+    progress: OnProgress = lambda held, size: None,
+    donors: Iterable[Path] = (),
+    hashes: FileHashes | None = None,
+) -> Path:
+    """Fetch the chunks of a model that a store wants; return what its commit returns.
+
+    Otherwise as ``fetch_model``; also raises PeerError if no source sends chunks.
+    """
+    root = manifest.parse_address(address) if address else b""
+    hashes = hashes or FileHashes()
+    fetch = _Fetch(model, open_store, root, progress, [*donors], hashes)
+    return (await fetch.run(sources, ())).path
 
 
 def _keep() -> None:
@@ -181,13 +245,15 @@ class _Held:
 class _Fetch:
     """The fetch of one model; ``_alive`` are the sources that may still send."""
 
-    _request: DownloadRequest
+    _model: str
+    _open_store: Callable[[Manifest], ChunkStore]
     _root: bytes
     _progress: OnProgress
     _donors: Sequence[Path]
     _hashes: FileHashes
-    _open_port: OpenPort | None
-    _rate: ByteRate
+    _whole_request: DownloadRequest | None = None  # None: only chunks are of use
+    _open_port: OpenPort | None = None
+    _rate: ByteRate = field(default_factory=ByteRate)
     _given: set[str] = field(default_factory=set)  # sources; others were found
     _introducers: set[str] = field(default_factory=set)  # which have nothing of it
     _alive: set[str] = field(default_factory=set)
@@ -211,9 +277,6 @@ class _Fetch:
     async def run(
         self, sources: Sequence[ModelPeer], introducers: Sequence[ModelPeer]
     ) -> DownloadedModel:
-        request = self._request
-        target = request.folder / model_folder_name(request.model)
-        await asyncio.to_thread(check_target, target, replace=request.replace)
         self._introducers = {each.url for each in introducers}
         self._given = {each.url for each in sources} | self._introducers
         outcome: DownloadedModel | ShoalError
@@ -265,9 +328,9 @@ class _Fetch:
             if not isinstance(connection, PeerConnection):
                 pass
             elif not connection.sends_chunks:
-                if len(self._given) > 1:
+                if self._whole_request is None or len(self._given) > 1:
                     raise PeerError("it sends no chunks: copy from it alone")
-                await self._copy_whole(connection)
+                await self._copy_whole(connection, self._whole_request)
                 return
 
             def on_lost(error: ShoalError) -> None:
@@ -282,7 +345,7 @@ class _Fetch:
                 if name in self._introducers:
                     self._announce(name)
                 else:
-                    connection.send(ManifestRequest(self._request.model, bulk=True))
+                    connection.send(ManifestRequest(self._model, bulk=True))
                     await self._until_answered(name, lost)
                 raise await lost
             finally:
@@ -307,9 +370,11 @@ class _Fetch:
             before = hashed
             await asyncio.wait((lost,), timeout=MANIFEST_TIMEOUT)
 
-    async def _copy_whole(self, connection: PeerConnection) -> None:
+    async def _copy_whole(
+        self, connection: PeerConnection, request: DownloadRequest
+    ) -> None:
         """Copy the model from a peer that sends no chunks."""
-        download = ModelDownload(self._request, connection.send, self._progress)
+        download = ModelDownload(request, connection.send, self._progress)
         connection.receive, connection.on_lost = (
             download.receive,
             download.on_disconnect,
@@ -325,12 +390,12 @@ class _Fetch:
         if name not in self._alive:
             return
         match message:
-            case HashingModel(model=self._request.model, hashed=hashed):
+            case HashingModel(model=self._model, hashed=hashed):
                 if hashed > self._hashed.get(name, hashed):
                     self._hashed[name] = hashed
                     if self._manifest is None:
                         self._progress(0, None)
-            case ManifestAnswer(model=self._request.model):
+            case ManifestAnswer(model=self._model):
                 self._hashed.pop(name, None)
                 try:
                     self._on_manifest(name, message)
@@ -381,6 +446,12 @@ class _Fetch:
             has = np.unpackbits(bits, bitorder="little")[: found.chunks].astype(bool)
         self._on_available(name, has)
         self._announce(name)
+
+    def _announce_all(self, here: SeederAt) -> None:
+        """Tell the sources of this end: an empty URL says that it only receives."""
+        self._seeder = here
+        for name in self._connections:
+            self._announce(name)
 
     def _announce(self, name: str) -> None:
         """Tell a source of the port here, so that others hear of it."""
@@ -454,6 +525,11 @@ class _Fetch:
         held = self._selection.held_count * manifest.CHUNK
         return min(held, self._manifest.size)
 
+    def _report_progress(self) -> None:
+        if self._selection is not None and self._manifest is not None:
+            wanted = self._selection.wanted_count * manifest.CHUNK
+            self._progress(self._held_bytes, min(wanted, self._manifest.size))
+
     async def _fetch(self) -> DownloadedModel:
         """Fetch the model from the sources, as they come and go.  Raises ShoalError."""
         content = await self._first_manifest()
@@ -462,27 +538,24 @@ class _Fetch:
             if isinstance(self._whole, ShoalError):
                 raise self._whole
             return self._whole
-        request = self._request
-        partial_model = PartialModel(
-            request.folder, request.model, content, replace=request.replace
-        )
+        store = self._open_store(content)
         loop = asyncio.get_running_loop()
         # One thread, so that closing comes after all writes.
         with ThreadPoolExecutor(1, "fetch") as disk:
             try:
                 held = await loop.run_in_executor(
-                    disk, partial_model.begin, self._donors, self._hashes
+                    disk, store.begin, self._donors, self._hashes
                 )
-                self._selection = ChunkSelection(content.chunks, held)
+                self._selection = ChunkSelection(content.chunks, held, store.wanted)
                 if self._introducers:  # others may begin at this moment
                     self._selection.shuffle(uuid4().int)
                 for name, has in self._available.items():
                     self._on_available(name, has)
-                async with self._seeding(partial_model, self._selection) as on_held:
-                    await self._fetch_chunks(partial_model, disk, on_held)
-                path = await loop.run_in_executor(disk, partial_model.commit)
+                async with self._seeding(store, self._selection) as on_held:
+                    await self._fetch_chunks(store, disk, on_held)
+                path = await loop.run_in_executor(disk, store.commit)
             finally:
-                await asyncio.shield(loop.run_in_executor(disk, partial_model.close))
+                await asyncio.shield(loop.run_in_executor(disk, store.close))
         return DownloadedModel(path, content.size, len(content.files), content.address)
 
     async def _first_manifest(self) -> Manifest | None:
@@ -495,27 +568,30 @@ class _Fetch:
 
     @asynccontextmanager
     async def _seeding(
-        self, partial_model: PartialModel, selection: ChunkSelection
+        self, store: ChunkStore, selection: ChunkSelection
     ) -> AsyncIterator[Callable[[int], None]]:
         """Send others what is held; yields what has to hear of more.
 
         A port that cannot be opened only makes the others wait for longer.
         """
-        model, open_port = self._request.model, self._open_port
+        open_port = self._open_port
+        if not isinstance(store, PartialModel):  # it is told who does
+            self._announce_all(SeederAt(store.manifest.root, "", ""))
+            yield lambda chunk: None
+            return
         if open_port is None or selection.complete:
             yield lambda chunk: None
             return
-        content = _Held(partial_model, selection)
+        content = _Held(store, selection)
         async with AsyncExitStack() as stack:
-            port = seeding(model, content, open_port, self._tasks, self._rate)
+            port = seeding(self._model, content, open_port, self._tasks, self._rate)
             try:
-                server, self._seeder = await stack.enter_async_context(port)
+                server, here = await stack.enter_async_context(port)
             except ConfigError as error:
                 log.warning("others get nothing from here: %s", error)
                 yield lambda chunk: None
                 return
-            for name in self._connections:
-                self._announce(name)
+            self._announce_all(here)
             yield server.on_held
             for task in self._using:
                 task.cancel()  # which shows others that this end needs nothing
@@ -523,15 +599,14 @@ class _Fetch:
 
     async def _fetch_chunks(
         self,
-        partial_model: PartialModel,
+        store: ChunkStore,
         disk: Executor,
         on_held: Callable[[int], None],
     ) -> None:
-        """Fetch until all chunks are held.  Raises ShoalError."""
+        """Fetch until all chunks are held that are wanted.  Raises ShoalError."""
         loop, selection = asyncio.get_running_loop(), self._selection
         assert selection is not None, "the manifest is known"
-        size = partial_model.manifest.size
-        self._progress(self._held_bytes, size)
+        self._report_progress()
         while not selection.complete:
             self._send_requests()
             deadline = selection.drop_silent(self._clock.now())
@@ -547,7 +622,7 @@ class _Fetch:
             arrived = [*self._arrivals]
             self._arrivals.clear()
             right = await loop.run_in_executor(
-                *(disk, partial_model.write),
+                *(disk, store.write),
                 [
                     (each.chunk, each.data)
                     for each in arrived
@@ -561,7 +636,9 @@ class _Fetch:
                 selection.on_checked(each.source, each.chunk, right=is_right)
                 if is_right:
                     on_held(each.chunk)
-            self._progress(self._held_bytes, size)
+            if len(store.wanted) > selection.wanted_count:
+                selection.want(store.wanted)
+            self._report_progress()
 
     async def _wait(self, deadline: float | None) -> None:
         """Wait for a change, or until sources must be looked at."""
@@ -575,7 +652,7 @@ class _Fetch:
         except TimeoutError:
             if deadline is None:
                 raise Unavailable(
-                    f"no source has had the missing parts of {self._request.model} for "
+                    f"no source has had the missing parts of {self._model} for "
                     f"{STARVED_TIMEOUT:g} s: name one that has all of it"
                 ) from None
 
@@ -603,7 +680,7 @@ class _Fetch:
             raise Unavailable(f"{error}{kept}") from error
         every = "; ".join(f"{name}: {each}" for name, each in self._errors.items())
         kind = UnknownModel if self._all_unknown else Unavailable
-        raise kind(f"no source of {self._request.model} is left: {every}{kept}")
+        raise kind(f"no source of {self._model} is left: {every}{kept}")
 
     @property
     def _all_unknown(self) -> bool:

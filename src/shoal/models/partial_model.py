@@ -54,6 +54,11 @@ class PartialModel:
         self._open: tuple[int, int] | None = None  # a file's index, and its descriptor
         self._lock = ExitStack()
 
+    @property
+    def wanted(self) -> range:
+        """All chunks, by number."""
+        return range(self.manifest.chunks)
+
     def begin(self, donors: Iterable[Path], hashes: FileHashes) -> set[int]:
         """Open the partial model; return the chunks that are held already.
 

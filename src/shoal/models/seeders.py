@@ -31,8 +31,10 @@ class Seeders:
         ]
         self._seeders[peer.name] = (peer, seeder)
         for receiver, other in others[-NAMED_MAX:]:
-            peer.send(other)
-            receiver.send(seeder)
+            if other.url:
+                peer.send(other)
+            if seeder.url:
+                receiver.send(seeder)
 
     def elsewhere(self, name: str, root: bytes, chunks: list[int]) -> set[int]:
         """Return those of the requested chunks that the peer can get from others.
@@ -41,13 +43,15 @@ class Seeders:
         """
         if name not in self._seeders:
             return set()
+        serves = bool(self._seeders[name][1].url)
         first = self._first.setdefault(root, {})
         deferred = self._deferred.setdefault(name, set())
         found = set()
         for chunk in chunks:
             holder = first.get(chunk, name)
             if holder == name or holder not in self._seeders:
-                first[chunk] = name
+                if serves:
+                    first[chunk] = name
             elif chunk not in deferred:
                 deferred.add(chunk)
                 found.add(chunk)
