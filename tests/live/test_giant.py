@@ -5,12 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -26,7 +27,9 @@ from live.programs import (
     eventually,
     text_in,
 )
+from shoal.engines.gguf_export import LlamaShape, write_gguf
 from shoal.engines.gguf_files import demo_model_path
+from shoal.engines.gguf_vocabulary import byte_vocabulary
 
 pytestmark = [
     pytest.mark.long,
@@ -37,6 +40,14 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "demo_giant.py"
 MODEL = "giant"
 QUESTION = "Tell a long story about a fish that goes to the moon."
 TOKENS = 60
+WIDE: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "vocab_size": 259,
+}
 MEMORY = "90MB"  # of each machine: the model needs more than 100
 
 
@@ -102,6 +113,18 @@ def machines_file(programs: Programs) -> Path:
     return programs.folder / "runner" / "models" / f"{MODEL}.gguf"
 
 
+def write_wide_model(path: Path) -> None:
+    """Write a model of 160 MB, with three tensors of 12.6 MB in each of four layers."""
+    numbers = np.random.default_rng(0)
+    tensors = {
+        there: numbers.normal(0, 0.05, size).astype(np.float32)
+        if len(size) == 2
+        else np.ones(size, np.float32)
+        for there, _, size in LlamaShape.of(WIDE).names()
+    }
+    write_gguf(path, tensors, WIDE, byte_vocabulary())
+
+
 def shard_of(worker: Program) -> psutil.Process:
     """Return the process of llama.cpp that holds a part on a worker's machine."""
     below = psutil.Process(worker.process.pid).children(recursive=True)
@@ -145,6 +168,45 @@ def test_whatever_happens_to_a_part_the_text_is_the_same(machines: Machines) -> 
     anna.kill()
     assert "".join([*begun, *answer]) == whole
     assert machines.parts() == ["ben", "runner"]
+
+
+def test_layers_are_copied_from_any_machine_that_has_them(programs: Programs) -> None:
+    """A machine that could not run the model has its file, too."""
+    pool = programs.serve()
+    write_wide_model(programs.folder / f"{MODEL}.gguf")
+
+    def join(name: str, *flags: str, has_file: bool = True) -> Program:
+        models = programs.folder / name / "models"
+        models.mkdir(parents=True)
+        if has_file:
+            os.link(programs.folder / f"{MODEL}.gguf", models / f"{MODEL}.gguf")
+        return pool.joined(
+            *(name, "--load", "local", "--data-dir", str(models.parent)),
+            *("--memory", "0.1", "--slots", "1", "--context", "256", *flags),
+        )
+
+    join("ben")
+    join(
+        *("anna", "--lend-memory", "150MB", "--llama-cpp", str(llama_cpp())),
+        has_file=False,
+    )
+    join("runner", "--llama-cpp", str(llama_cpp()))
+    with pool.client() as client:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=3,
+            temperature=0,
+        )
+
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+    (folder,) = (programs.folder / "anna" / "shards").iterdir()
+    copied = [each.stat().st_size for each in (folder / "copied" / "rpc").iterdir()]
+    layers = len(copied) // 3
+    assert 0 < layers < 4
+    assert copied == [WIDE["hidden_size"] * WIDE["intermediate_size"] * 2] * 3 * layers
+    assert not [each for each in folder.rglob("own/**/*") if each.is_file()]
 
 
 def test_machines_without_a_way_to_each_other_use_the_coordinator(

@@ -58,6 +58,21 @@ def test_known_hashes_are_those_of_the_chunks(
     assert hashes.known(tmp_path / "missing") is None
 
 
+def test_address_is_known_once_all_files_are_hashed(
+    model: SharedModel, tmp_path: Path
+) -> None:
+    hashes = FileHashes(tmp_path)
+    files = [(each.name, each.path) for each in model.files]
+    assert hashes.address(files) == ""
+
+    address = hashes.manifest(model).address
+
+    assert hashes.address(files[::-1]) == address
+    assert hashes.address([*files, ("c", tmp_path / "missing")]) == ""
+    os.utime(files[0][1], (0, 0))
+    assert hashes.address(files) == ""
+
+
 def test_damaged_hashes_are_computed_again(model: SharedModel, tmp_path: Path) -> None:
     hashes = FileHashes(tmp_path)
     hashes.manifest(model)

@@ -133,6 +133,30 @@ def test_group_is_formed_in_two_steps() -> None:
     assert running[0].loaded["big"].memory == shards[-1].memory
 
 
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ((), False),
+        ((structs.replace(BIG, size=9 * GB),), False),
+        ((structs.replace(BIG, digest="sha256:other"),), False),
+        ((structs.replace(BIG, digest="sha256:it"),), True),
+        ((BIG,), True),  # it has not been hashed
+    ],
+    ids=["none", "other size", "other contents", "same contents", "unknown contents"],
+)
+def test_lenders_copy_what_another_machine_has_too(
+    others: tuple[LoadableModel, ...], found: bool
+) -> None:
+    known = structs.replace(BIG, digest="sha256:it")
+    anna = machine("anna", models=(known,))
+
+    orders = works(placed(anna, BEN, machine("cleo", 5, memory=1, models=others)))
+
+    assert [each.has_copies for each in orders] == [found, found]
+    assert {each.digest for each in orders} == {"sha256:it"}
+    assert [[*each.own_layers] for each in orders] == [[3, 4, 5, 6], [7, 8, 9]]
+
+
 def test_nothing_more_is_ordered_while_a_group_forms() -> None:
     machines = ANNA, BEN, CLEO
     first = placed(*machines)

@@ -36,6 +36,11 @@ def layers_of(found: ModelSplit | str) -> list[tuple[str, int]]:
     return [(each.machine, each.layers) for each in found.shards]
 
 
+def begins_of(found: ModelSplit | str) -> list[int]:
+    assert isinstance(found, ModelSplit), found
+    return [each.first for each in found.shards]
+
+
 def test_runner_has_the_first_layers_and_as_many_as_fit() -> None:
     found = layers_of(split(place("here", 12), place("anna", 24), place("ben", 16)))
 
@@ -49,12 +54,14 @@ def test_runner_with_a_gpu_has_the_last_layers() -> None:
     )
     anna = place("anna", 8)
     first, last = (
-        layers_of(split_model(uneven, 1, 1, replace(here, holds_last=is_last), [anna]))
+        split_model(uneven, 1, 1, replace(here, holds_last=is_last), [anna])
         for here, is_last in ((place("here", 3), False), (place("here", 3), True))
     )
 
-    assert first == [("anna", 5), ("here", 5)]
-    assert last == [("anna", 9), ("here", 1)]
+    assert layers_of(first) == [("anna", 5), ("here", 5)]
+    assert layers_of(last) == [("anna", 9), ("here", 1)]
+    assert begins_of(first) == [5, 0]
+    assert begins_of(last) == [0, 9]
 
 
 def test_fewest_machines_hold_it() -> None:
@@ -175,6 +182,7 @@ def test_no_machine_holds_more_than_it_may_and_each_layer_is_held_once(
     first = 0
     *lent, runs = found.shards
     for shard in (*lent, runs) if runner.holds_last else (runs, *lent):
+        assert shard.first == first
         own = model.layers.sizes[first : first + shard.layers]
         first += shard.layers
         assert sum(own) <= shard.memory <= by_id[shard.machine].room

@@ -11,7 +11,7 @@ from shoal.domain.errors import JobError, Unavailable
 from shoal.domain.work import ModelAction, ModelOrder, Shard
 from shoal.domain.worker import MemoryLoan
 from shoal.worker import lending
-from shoal.worker.lending import FAILURES_MAX, Lender
+from shoal.worker.lending import FAILURES_MAX, CopyLayers, Lender, OnCopied
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.shard_links import ShardLinks
 from worker.fake_shards import GROUP, PROTOCOL, RUNNER, EchoShard
@@ -36,24 +36,27 @@ class Owner:
         self.folder = folder
         self.throttle = OwnerThrottle()
         self.started: list[EchoShard] = []
+        self.caches: list[tuple[Path, Path | None]] = []  # of each, with its folder
         self.reports: list[str] = []
         self.changes = 0
         self.broken = False
         self.lender = self.with_terms(TERMS)
 
-    def with_terms(self, terms: MemoryLoan) -> Lender:
+    def with_terms(self, terms: MemoryLoan, copy: CopyLayers | None = None) -> Lender:
         self.lender = Lender(
             *(terms, self.start, self.folder, "127.0.0.1", self.throttle),
             lambda model, what: self.reports.append(f"{model}: {what}"),
+            copy=copy,
         )
         self.lender.on_change = self.on_change
         return self.lender
 
-    async def start(self, cache: Path, memory: int) -> EchoShard:
+    async def start(self, folder: Path, cache: Path | None, memory: int) -> EchoShard:
         if self.broken:
             raise Unavailable("no such program")
-        assert cache.parent == self.folder
+        assert folder.parent.parent == self.folder
         assert memory == PART.memory
+        self.caches.append((folder, cache))
         self.started.append(EchoShard())
         return self.started[-1]
 
@@ -216,3 +219,78 @@ async def test_program_that_does_not_start_is_named(owner: Owner) -> None:
 
     assert str(failed.value) == "no part of big can be held: no such program"
     assert not owner.lender.loan.shards
+
+
+COPIED = replace(ORDER, has_copies=True)
+
+
+async def copied(order: ModelOrder, folder: Path, on_copied: OnCopied) -> Path:
+    on_copied(1, 2)
+    await asyncio.to_thread(folder.mkdir, parents=True)
+    return folder
+
+
+async def test_layers_that_others_have_are_copied_before_the_start(
+    owner: Owner,
+) -> None:
+    lender, arrived = owner.with_terms(TERMS, copied), list[tuple[int, int | None]]()
+    await lender.lend(ORDER)
+    (own, none) = owner.caches.pop()
+    assert none is None
+    await asyncio.to_thread(own.mkdir, parents=True)  # with what the runner has sent
+    await lender.free(ORDER)
+
+    await lender.lend(COPIED, lambda *progress: arrived.append(progress))
+
+    (own, cache) = owner.caches.pop()
+    assert cache is not None
+    assert cache.parent == own.parent
+    assert not own.exists()
+    assert arrived == [(1, 2)]
+
+
+async def test_layers_that_cannot_be_copied_are_sent_by_the_runner(
+    owner: Owner,
+) -> None:
+    async def fail(order: ModelOrder, folder: Path, on_copied: OnCopied) -> Path:
+        raise Unavailable("no source is left")
+
+    await owner.with_terms(TERMS, fail).lend(COPIED)
+
+    assert owner.caches[0][1] is None
+    assert (
+        "big: the machine that runs it sends its layers, since no source is left"
+        in owner.reports
+    )
+
+
+async def test_paused_owner_has_no_traffic_of_a_copy(owner: Owner) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(order: ModelOrder, folder: Path, on_copied: OnCopied) -> Path:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return folder
+
+    lender = owner.with_terms(TERMS, wait)
+    lending = asyncio.create_task(lender.lend(COPIED))
+    await begun.wait()
+    owner.throttle.set(0)
+    await ended.wait()
+    with pytest.raises(JobError, match="lends nothing now: paused by its owner"):
+        await lending
+
+    owner.throttle.set(100)
+    begun.clear()
+    ended.clear()
+    cancelled = asyncio.create_task(lender.lend(COPIED))
+    await begun.wait()
+    cancelled.cancel()
+    await ended.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert lender.loan == TERMS
+    assert not owner.started

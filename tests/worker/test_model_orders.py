@@ -1003,7 +1003,7 @@ TERMS = MemoryLoan("ggml-rpc 8.0.0", "own key")
 def lender(throttle: OwnerThrottle) -> Lender:
     """Return the lender of a machine that lends nothing."""
 
-    async def start(cache: Path, memory: int) -> LentProcess:
+    async def start(folder: Path, cache: Path | None, memory: int) -> LentProcess:
         raise AssertionError("it lends nothing")
 
     nowhere = Path("nowhere")

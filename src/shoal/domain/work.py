@@ -293,10 +293,10 @@ class Shard(msgspec.Struct, frozen=True):
     """One machine's part of a model that is split over several.
 
     ``machine`` is the id of the worker that has its library, ``layers`` how many it
-    holds, after those of the shards before it (the machine that runs the model may have
-    the first ones instead), and ``memory`` is in bytes.  ``hosts``
-    and ``port`` are where it listens, and ``fingerprint`` is the SHA-256 of its port's
-    certificate in hexadecimal; empty for the shard of the machine that runs the model.
+    holds, from the one with the number ``first``, and ``memory`` is in bytes.
+    ``hosts`` and ``port`` are where it listens, and ``fingerprint`` is the SHA-256 of
+    its port's certificate in hexadecimal; empty for the shard of the machine that runs
+    the model.
     """
 
     machine: str
@@ -305,6 +305,7 @@ class Shard(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     port: int = 0
     fingerprint: str = ""
+    first: int = 0
 
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -351,6 +352,8 @@ class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     ``shards``, in the order of its layers; empty: one machine runs it.  ``runner`` is
     the public key of the machine that runs the model, in hexadecimal: a shard admits
     only that.  ``batch`` is how many tokens of a prompt it reads at a time.
+    ``has_copies``: a shard gets its layers from other machines than the runner, which
+    have the model's files too; ``digest`` is the address of these, empty: unknown.
 
     ``hub`` is where a machine without the file gets it, if no machine of the pool sends
     it; None: nowhere.
@@ -371,6 +374,8 @@ class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     shards: tuple[Shard, ...] = ()
     runner: str = ""
     batch: int = 0
+    has_copies: bool = False
+    digest: str = ""
     hub: HubModel | None = None
 
     @property
@@ -378,6 +383,14 @@ class ModelOrder(msgspec.Struct, frozen=True, omit_defaults=True):
         """The bytes of the part that its machine holds; 0: it is not split."""
         own = self.machine
         return sum(each.memory for each in self.shards if each.machine == own)
+
+    @property
+    def own_layers(self) -> range:
+        """The layers that its machine holds for others."""
+        for each in self.shards[:-1]:
+            if each.machine == self.machine:
+                return range(each.first, each.first + each.layers)
+        return range(0)
 
 
 Work: TypeAlias = Inference | NamedWork | ModelOrder

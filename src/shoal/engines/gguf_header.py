@@ -6,12 +6,13 @@ what is there, and nothing is kept but single values and short lists of numbers.
 """
 
 import os
+import re
 import struct
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 from shoal.domain.errors import ConfigError
 
@@ -23,6 +24,7 @@ LIST_MAX = 1024  # numbers of a list that is kept; there may be one for each lay
 COUNT_MAX = 1 << 32  # of what a number in the header counts
 TENSORS_MAX = 1 << 20  # of one file
 DIMENSIONS_MAX = 8  # of a tensor; llama.cpp's have up to four
+ALIGNMENT = 32  # bytes, of tensors in a file that does not state its own
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -41,6 +43,8 @@ _FILE_TYPES = (
 )
 _QUANTIZATIONS = _FILE_TYPES.split(" ")
 
+_LAYER = re.compile(r"blk\.(\d{1,4})\.")
+
 _MODEL_TYPES = ("", "model")  # else adapter, mmproj, imatrix and others
 _GUESSED = 1024  # is added to a file type that was derived from the tensors
 _F16 = 2  # bytes of a number in the cache
@@ -58,6 +62,16 @@ class InvalidGguf(ConfigError):
 
 class _Short(Exception):
     """The data end within the metadata."""
+
+
+class TensorPlace(NamedTuple):
+    """Where the numbers of a tensor lie in a file, in bytes.
+
+    The size may include some bytes behind them, up to where the next one begins.
+    """
+
+    offset: int
+    size: int
 
 
 class GgufHeader:
@@ -150,24 +164,37 @@ def parse_header(file: BinaryIO) -> GgufHeader:
     return _parsed(file, lambda data: GgufHeader(_parse(data)[0]))
 
 
-def read_tensors(path: Path) -> Mapping[str, int]:
-    """Read the sizes in bytes of the tensors that a file holds, by name.
+def read_tensors(path: Path) -> Mapping[str, TensorPlace]:
+    """Read where the tensors of a GGUF file lie, by name.
 
     Raises InvalidGguf, and OSError.
     """
     with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         try:
-            offsets, end = _parsed(file, _parse_tensors)
+            return _parsed(file, lambda data: _parse_tensors(data, size))
         except InvalidGguf as error:
             raise InvalidGguf(f"{path} {error}") from None
-        size = file.seek(0, os.SEEK_END) - end
-    # One lies behind the other, and the last one reaches to the end of the file.
-    placed = sorted((offset, name) for name, offset in offsets.items())
-    begins = [*(offset for offset, _ in placed), size]
-    return {
-        name: max(0, after - begin)
-        for (_, name), (begin, after) in zip(placed, pairwise(begins), strict=True)
-    }
+
+
+def tensors_in(data: bytes, size: int) -> Mapping[str, TensorPlace] | None:
+    """Return where the tensors of a file of a ``size`` lie that begins with ``data``.
+
+    None: these bytes are too few.  Raises InvalidGguf without the file's name.
+    """
+    try:
+        return _parse_tensors(data, size)
+    except _Short:
+        if len(data) < min(size, HEADER_MAX):
+            return None
+        raise InvalidGguf("is incomplete, or has too many metadata") from None
+
+
+def layer_of(tensor: str) -> int | None:
+    """Return the layer that a tensor belongs to, by its name; None: to none."""
+    found = _LAYER.match(tensor)
+    return None if found is None else int(found[1])
 
 
 def _parsed(file: BinaryIO, parse: Callable[[bytes], T]) -> T:
@@ -202,12 +229,9 @@ def _parse(data: bytes) -> tuple[Mapping[str, Value], int]:
         raise _Short from None
 
 
-def _parse_tensors(data: bytes) -> tuple[Mapping[str, int], int]:
-    """Return where the tensors of a GGUF file begin, behind the end of what names them.
-
-    That end is the second value.
-    """
-    at = _parse(data)[1]
+def _parse_tensors(data: bytes, size: int) -> Mapping[str, TensorPlace]:
+    """Return where the tensors of a GGUF file of a ``size`` lie."""
+    values, at = _parse(data)
     (count,) = _COUNT.unpack_from(data, 8)
     if count > TENSORS_MAX:
         raise InvalidGguf(f"is damaged: it claims to have {count} tensors")
@@ -224,7 +248,15 @@ def _parse_tensors(data: bytes) -> tuple[Mapping[str, int], int]:
             at += 8
     except struct.error:
         raise _Short from None
-    return offsets, at
+    alignment = _as_count(values.get("general.alignment")) or ALIGNMENT
+    first = -(-at // alignment) * alignment
+    # One lies behind the other, and the last one reaches to the end of the file.
+    placed = sorted((first + offset, name) for name, offset in offsets.items())
+    begins = [*(min(begin, size) for begin, _ in placed), size]
+    return {
+        name: TensorPlace(begin, after - begin)
+        for (_, name), (begin, after) in zip(placed, pairwise(begins), strict=True)
+    }
 
 
 def _parse_values(data: bytes, at: int, count: int) -> tuple[Mapping[str, Value], int]:

@@ -24,6 +24,7 @@ from shoal.engines.gguf_files import (
 from shoal.engines.gguf_header import (
     GgufHeader,
     InvalidGguf,
+    layer_of,
     read_header,
     read_tensors,
 )
@@ -37,10 +38,8 @@ _SENSES = {
     "clip.has_audio_encoder": Feature.AUDIO,
 }
 _IN_CACHE = re.compile(r"/models--([^/]+)--([^/]+)/snapshots/([^/]+)/(.+)$")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
-_LAYER = re.compile(r"blk\.(\d{1,4})\.")
 
 ListFiles: TypeAlias = Callable[[], Iterable[tuple[str, Path]]]
 """Lists files of models with their names; the first of a name counts."""
@@ -105,7 +104,6 @@ def describe_file(path: Path) -> LoadableModel:
         lacks=() if "tools" in header.text(TEMPLATE) else (Feature.TOOLS,),
         modalities=() if projector is None else _senses(projector),
     ).features
-    files = [*parts_of(path), *([projector] if projector else ())]
     size = sum(model_size(each) for each in (path, projector) if each is not None)
     return LoadableModel(
         path.stem,
@@ -115,8 +113,7 @@ def describe_file(path: Path) -> LoadableModel:
         header.context,
         header.cache,
         header.quantization,
-        _digest(path) if len(files) == 1 else "",
-        EMBEDDED,
+        engine=EMBEDDED,
         layers=_layers(path, header) if kinds == TEXT and projector is None else None,
         hub=_hub_model(path, size),
     )
@@ -142,11 +139,11 @@ def _layers(path: Path, header: GgufHeader) -> ModelLayers | None:
         tensors = [read_tensors(part) for part in parts_of(path)]
     except (OSError, InvalidGguf):
         return None  # whether it can be loaded, llama.cpp will say
-    for name, size in (each for part in tensors for each in part.items()):
-        if (of := _LAYER.match(name)) is None:
-            others[name] = size
+    for name, place in (each for part in tensors for each in part.items()):
+        if (layer := layer_of(name)) is None:
+            others[name] = place.size
         else:
-            layers[int(of[1])] += size
+            layers[layer] += place.size
     sizes = [layers[each] for each in sorted(layers)]
     if not sizes or sorted(layers) != [*range(len(sizes))]:
         return None
@@ -190,12 +187,3 @@ def _senses(projector: Path) -> frozenset[Feature]:
     except (OSError, InvalidGguf):
         return frozenset()
     return frozenset(each for key, each in _SENSES.items() if values.get(key) is True)
-
-
-def _digest(path: Path) -> str:
-    """Return the address of a file's contents, where its place has it.
-
-    Hugging Face's cache names what it stores by its SHA-256.
-    """
-    name = path.resolve().name
-    return f"sha256:{name}" if _SHA256.fullmatch(name) else ""

@@ -4,6 +4,7 @@ All of it blocks on the disk: do not call it on the event loop.
 """
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -51,6 +52,18 @@ class FileHashes:
         Raises NotShareable if a file cannot be read, or changes meanwhile.
         """
         return Manifest(tuple(self._entry(file) for file in model.files))
+
+    def address(self, files: Iterable[tuple[str, Path]]) -> str:
+        """Return the address of a model of named files; empty: it is not known."""
+        entries = []
+        for name, path in sorted(files):
+            with suppress(OSError):
+                if (kept := self._kept(path, path.stat())) is not None:
+                    entry = FileEntry(name, kept.size, kept.sha256, kept.chunks)
+                    entries.append(entry)
+                    continue
+            return ""
+        return Manifest(tuple(entries)).address
 
     def known(self, path: Path) -> bytes | None:
         """Return the hashes of a file's chunks, joined; None: they are not kept."""

@@ -107,6 +107,11 @@ class Manifest:
         offset = (chunk - self._first[low]) * CHUNK
         return ChunkPlace(low, offset, min(CHUNK, self.files[low].size - offset))
 
+    def chunks_at(self, file: int, offset: int, size: int) -> range:
+        """Return the chunks that have any of some bytes of a file, which exist."""
+        first, end = self._first[file], min(offset + size, self.files[file].size)
+        return range(first + offset // CHUNK, first + chunks_of(end))
+
     def places(self) -> Iterator[tuple[int, ChunkPlace]]:
         """Yield all chunks with their places, in order."""
         for file, (first, entry) in enumerate(

@@ -7,7 +7,8 @@ is no longer needed, the owner pauses the worker, or no machine has used it for 
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+import shutil
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.work import ModelOrder
 from shoal.domain.worker import LentShard, MemoryLoan
+from shoal.engines.shards.shard_caches import trim_caches
 from shoal.pool.models.machine import shown_size
 from shoal.transports.relayed_sockets import OpenRelay
 from shoal.worker.owner_throttle import OwnerThrottle
@@ -25,12 +27,23 @@ from shoal.worker.shard_port import LentProcess, ShardPort
 UNUSED_MAX = 120.0  # seconds that a shard waits for the machine that runs the model
 FAILURES_MAX = 3  # lost shards until this machine lends no more for a while
 FAILURE_PAUSE = 600.0  # seconds
-FOLDER_LENGTH = 32  # characters of the name of a model's cache
+FOLDER_LENGTH = 32  # characters of the name of a model's folder
+OWN, COPIED = "own", "copied"  # folders in it: what its process writes, and what not
 
-StartShard = Callable[[Path, int], Awaitable[LentProcess]]
-"""Starts a process for a shard, from its cache and its memory in bytes.
+StartShard = Callable[[Path, Path | None, int], Awaitable[LentProcess]]
+"""Starts a process for a shard, with a folder of its own and memory in bytes.
 
+The second folder is the cache from which it only reads; None: it has its own one.
 Raises ShoalError.
+"""
+
+OnCopied = Callable[[int, int | None], None]
+"""Receives the bytes that have arrived, and all of them, if known; in any thread."""
+
+CopyLayers = Callable[[ModelOrder, Path, OnCopied], Coroutine[None, None, Path]]
+"""Copies the layers of an order from other machines; returns the cache they are in.
+
+That is in the folder given.  Raises ShoalError.
 """
 
 
@@ -67,6 +80,8 @@ class Lender:
         report: receives what happens to a shard, by model, for the owner.
         relay: leads to machines that cannot reach this one; None: there is none.
         round_trips: those to machines with which this one runs models, in seconds.
+        copy: copies layers from others than the machine that runs a model; None: that
+            sends them all.
     """
 
     def __init__(
@@ -79,6 +94,7 @@ class Lender:
         report: Callable[[str, str], None],
         relay: OpenRelay | None = None,
         round_trips: Mapping[str, float] = MappingProxyType({}),
+        copy: CopyLayers | None = None,
     ) -> None:
         self._terms = terms
         self._start = start
@@ -88,8 +104,10 @@ class Lender:
         self._report = report
         self._relay = relay
         self._round_trips = round_trips
+        self._copy = copy
+        self._copying: set[asyncio.Task[Path]] = set()
         self._shards: dict[str, _HeldShard] = {}  # by group
-        self._starting: dict[str, int] = {}  # bytes, by group
+        self._starting: dict[str, ModelOrder] = {}  # by group
         self._failures = 0
         self._forgiving: asyncio.TimerHandle | None = None
         self.on_change: Callable[[], None] = _ignore
@@ -110,8 +128,10 @@ class Lender:
             round_trips=tuple(self._round_trips.items()),
         )
 
-    async def lend(self, order: ModelOrder) -> None:
-        """Hold a part of a model, from now on.
+    async def lend(
+        self, order: ModelOrder, on_copied: OnCopied = lambda copied, whole: None
+    ) -> None:
+        """Hold a part of a model, from now on; ``on_copied`` is as in ``CopyLayers``.
 
         Raises JobError if the owner does not lend as much, or not to that machine.
         """
@@ -119,9 +139,9 @@ class Lender:
             return
         if why := self._refusal(order):
             raise JobError(why)
-        self._starting[order.group] = order.own_memory
+        self._starting[order.group] = order
         try:
-            port = await self._open(order)
+            port = await self._open(order, on_copied)
         except ShoalError as error:
             self._report(order.name, f"no part of it can be held: {error}")
             self._count_failure()
@@ -135,11 +155,17 @@ class Lender:
         self._report(order.name, f"lends {size} to the machine that runs it")
         self.on_change()
 
-    async def _open(self, order: ModelOrder) -> ShardPort:
+    async def _open(self, order: ModelOrder, on_copied: OnCopied) -> ShardPort:
         """Start the process of a part, and open its port.  Raises ShoalError."""
-        cache = hashlib.sha256(order.name.encode(errors="surrogatepass")).hexdigest()
-        folder = self._folder / cache[:FOLDER_LENGTH]
-        process = await self._start(folder, order.own_memory)
+        orders = (*self._starting.values(), *(x.order for x in self._shards.values()))
+        used = {self._folder_of(each) for each in orders}
+        await asyncio.to_thread(trim_caches, self._folder, self._terms.memory, used)
+        folder, cache = self._folder_of(order), None
+        if order.has_copies and self._copy is not None:
+            cache = await self._copied(order, folder / COPIED, self._copy, on_copied)
+        if cache is not None:  # the same layers, which it was sent
+            await asyncio.to_thread(shutil.rmtree, folder / OWN, ignore_errors=True)
+        process = await self._start(folder / OWN, cache, order.own_memory)
         try:
             return await ShardPort.open(
                 *(self._host, order.group, order.runner, process),
@@ -149,6 +175,38 @@ class Lender:
         except BaseException:  # also if the order is cancelled
             await process.close()
             raise
+
+    def _folder_of(self, order: ModelOrder) -> Path:
+        name = hashlib.sha256(order.name.encode(errors="surrogatepass")).hexdigest()
+        return self._folder / name[:FOLDER_LENGTH]
+
+    async def _copied(
+        self,
+        order: ModelOrder,
+        folder: Path,
+        copy: CopyLayers,
+        on_copied: OnCopied,
+    ) -> Path | None:
+        """Copy the layers of a part; return their cache, or None if none has them all.
+
+        Raises JobError if the owner needs the machine meanwhile.
+        """
+        self._report(order.name, "copies its layers from other machines")
+        copying = asyncio.create_task(copy(order, folder, on_copied))
+        self._copying.add(copying)
+        try:
+            return await copying
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise JobError(f"this machine lends nothing now: {self._unfit}") from None
+        except ShoalError as error:
+            why = f"the machine that runs it sends its layers, since {error}"
+            self._report(order.name, why)
+            return None
+        finally:
+            self._copying.discard(copying)
 
     async def free(self, order: ModelOrder) -> None:
         """Hold a part of a model no longer."""
@@ -176,7 +234,8 @@ class Lender:
             return f"this machine lends nothing now: {why}"
         if order.group in self._starting:
             return f"this machine is starting its part of {order.name} already"
-        free = self.loan.free - sum(self._starting.values())
+        starting = sum(each.own_memory for each in self._starting.values())
+        free = self.loan.free - starting
         if not 0 < need <= free:
             return (
                 f"a part of {shown_size(need)} does not fit into the "
@@ -224,6 +283,8 @@ class Lender:
     def _on_throttle(self) -> None:
         """Free all shards while the owner needs the machine."""
         if why := self._throttle.why_paused:
+            for copying in self._copying:
+                copying.cancel()
             for shard in self._shards.values():
                 self._begin_end(shard, why)
 

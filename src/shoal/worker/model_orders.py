@@ -259,17 +259,16 @@ class ModelOrders:
             raise NotFound("this is for orders about models")
         if self._leaving:
             raise Unavailable(LEAVING)
-        if work.group and work.action is not ModelAction.LOAD:
-            await self._lend(work)
-        else:
-            async with aclosing(self._carried_out(work)) as steps:
-                async for step in steps:
-                    yield step
+        async with aclosing(self._carried_out(work)) as steps:
+            async for step in steps:
+                yield step
         yield Finished()
 
     def _carried_out(self, work: ModelOrder) -> AsyncGenerator[Progress, None]:
-        """Load or unload a model.  Raises JobError if there is no memory for it."""
+        """Load, lend or unload.  Raises JobError if there is no memory for it."""
         loads = work.action is ModelAction.LOAD
+        if work.group and not loads:
+            return self._lend(work)
         server = self._servers.find(work.name)
         if server is None or work.group or work.name in self._held:
             return (self._load if loads else self._unload)(work)
@@ -280,12 +279,22 @@ class ModelOrders:
             self._check_memory(work.name, need, "")
         return self._servers.load(server, work)
 
-    async def _lend(self, order: ModelOrder) -> None:
+    async def _lend(self, order: ModelOrder) -> AsyncGenerator[Progress, None]:
         """Hold a part of a model for another machine, or hold it no longer."""
         if self._lender is None:
             raise JobError(NO_GROUPS)
-        lends = order.action is ModelAction.LEND
-        await (self._lender.lend if lends else self._lender.free)(order)
+        if order.action is not ModelAction.LEND:
+            await self._lender.free(order)
+            return
+        part = _HeldModel(order.own_memory)
+        lending = asyncio.create_task(self._lender.lend(order, part.on_copied))
+        try:
+            async for step in self._until(lending, part, order.name):
+                yield step
+            await lending
+        finally:
+            lending.cancel()
+            await asyncio.wait((lending,))
 
     async def _load(self, order: ModelOrder) -> AsyncGenerator[Progress, None]:
         name = order.name

@@ -3,30 +3,35 @@
 import asyncio
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psutil
 
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
+from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import ModelOrder
 from shoal.domain.worker import MemoryLoan
 from shoal.engines.loadable_files import LoadableFile
 from shoal.engines.shards.programs import ShardPrograms, find_programs
-from shoal.engines.shards.shard_caches import trim_caches
 from shoal.engines.shards.shard_process import ShardProcess, can_isolate
 from shoal.engines.shards.split_child import has_last_layers
 from shoal.engines.shards.split_engine import SplitEngine
 from shoal.ledger.keys import Signer
+from shoal.models.peer_connection import DialledPeer
 from shoal.transports.relayed_sockets import RelayedSockets, TriedUrl
-from shoal.worker.lending import Lender
+from shoal.worker.lending import Lender, OnCopied
 from shoal.worker.owner_throttle import OwnerThrottle
 from shoal.worker.shard_hello import RELAY_PATH, write_pass
 from shoal.worker.shard_links import ShardLinks
+
+if TYPE_CHECKING:
+    from shoal.models.manifest import Manifest
 
 ROUND_TRIPS = 3  # of which the shortest counts
 ROUND_TRIP_TIMEOUT = 3.0  # seconds for all of them
@@ -52,7 +57,8 @@ class SharedMemory:
 
     ``coordinators`` are the URLs of the HTTP API of a pool, with the ``fingerprint`` of
     their certificate in hexadecimal; empty: links between machines are direct only.
-    ``round_trips`` are those to machines with which it has run models, in seconds.
+    ``round_trips`` are those to machines with which it has run models, in seconds, and
+    ``peers`` pass on the files of other machines.
     """
 
     programs: ShardPrograms
@@ -63,6 +69,7 @@ class SharedMemory:
     coordinators: tuple[str, ...] = ()
     fingerprint: str = ""
     round_trips: dict[str, float] = field(default_factory=dict)
+    peers: Sequence[DialledPeer] = ()
 
     @property
     def runs(self) -> bool:
@@ -88,19 +95,48 @@ class SharedMemory:
         )
 
     def lender(
-        self, throttle: OwnerThrottle, report: Callable[[str, str], None]
+        self,
+        throttle: OwnerThrottle,
+        report: Callable[[str, str], None],
+        files: Callable[[], Iterable[Path]],
     ) -> Lender:
-        """Return what holds parts of models that others run."""
+        """Return what holds parts of models that others run.
 
-        async def start(cache: Path, memory: int) -> ShardProcess:
-            limit = self.terms.memory  # of the disk, too
-            await asyncio.to_thread(trim_caches, self.folder, limit, [cache])
-            return await ShardProcess.start(self.programs, cache, memory=memory)
+        ``files`` are the models of this machine, which may have the same layers.
+        """
+
+        async def start(folder: Path, cache: Path | None, memory: int) -> ShardProcess:
+            return await ShardProcess.start(
+                self.programs, folder, cache=cache, memory=memory
+            )
+
+        async def copy(
+            order: ModelOrder,
+            folder: Path,
+            on_copied: OnCopied,
+        ) -> Path:
+            # They load NumPy, which takes 25 MB, and hardly any worker copies layers.
+            from shoal.models.fetch import fetch_parts
+            from shoal.models.tensor_cache import TensorCache, is_installed
+
+            if not is_installed():
+                raise ConfigError(f"fnv-c is missing: {install_extra('giant')}")
+
+            def open_cache(content: "Manifest") -> TensorCache:
+                part = order.own_layers, order.own_memory
+                return TensorCache(folder, content, *part, on_copied)
+
+            return await fetch_parts(
+                *(order.name, self.peers, open_cache),
+                address=order.digest,
+                progress=on_copied,
+                donors=files(),
+            )
 
         relay = self._relay if self.coordinators else None
         return Lender(
             *(self.terms, start, self.folder, "", throttle, report, relay),
-            self.round_trips,
+            *(self.round_trips, copy if self.peers else None),
         )
 
     def _relay(self, group: str) -> RelayedSockets:
@@ -181,7 +217,21 @@ async def open_shared_memory(
         *(programs, terms, signer, _absolute(data / CACHES), isolated),
         tuple(target.http_urls) if target.url else (),
         (target.fingerprint or b"").hex(),
+        peers=peers_of(target, signer) if target.url else (),
     )
+
+
+def peers_of(target: JoinTarget, signer: Signer | None) -> Sequence[DialledPeer]:
+    """Return the coordinators of a pool, which pass its models on."""
+    return [
+        DialledPeer(
+            *(url, target.token),
+            plain=target.plain,
+            fingerprint=target.fingerprint,
+            signer=signer,
+        )
+        for url in target.http_urls
+    ]
 
 
 async def _round_trip(url: str) -> float:

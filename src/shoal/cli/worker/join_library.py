@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shoal.cli.worker.join_lending import SharedMemory, open_shared_memory
+from shoal.cli.worker.join_lending import (
+    SharedMemory,
+    open_shared_memory,
+    peers_of,
+)
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
@@ -20,7 +24,7 @@ from shoal.domain.work import HubModel, ModelOrder
 from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
 from shoal.engines import selection
 from shoal.engines.catalog import MODELS_MAX
-from shoal.engines.gguf_files import model_folders, model_size
+from shoal.engines.gguf_files import model_folders, model_size, parts_of
 from shoal.engines.gguf_header import InvalidGguf
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine, is_installed
 from shoal.engines.loadable_files import FileLibrary, LoadableFile, describe_file
@@ -95,13 +99,18 @@ class WorkerLibrary:
     shared: SharedMemory | None = None
     too_large: Set[str] = frozenset()
     free: Callable[[int], int] | None = None
+    _digests: dict[Path, str] = field(default_factory=dict)
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def current(self) -> ModelLibrary:
         """The library, as of the last scan."""
         models = {
-            name: structs.replace(each.model, stays=name in self.started)
+            name: structs.replace(
+                each.model,
+                stays=name in self.started,
+                digest=self._digests.get(each.path, ""),
+            )
             for name, each in self.files.files.items()
         }
         for source in self.servers:
@@ -139,9 +148,17 @@ class WorkerLibrary:
         """Look for models again."""
         async with self._scanning:  # else an earlier look could be the last to end
             with suppress(ConfigError):  # a folder cannot be read: what is known stays
-                await asyncio.to_thread(self.files.scan)
+                await asyncio.to_thread(self._scan)
         files = self.files.files.items()
         self.share({name: each.path for name, each in files})
+
+    def _scan(self) -> None:
+        self.files.scan()
+        if self.shared is not None:  # for models of several machines
+            hashes = FileHashes(self.folder.parent)
+            for each in self.files.files.values():
+                parts = ((part.name, part.resolve()) for part in parts_of(each.path))
+                self._digests[each.path] = hashes.address(parts)
 
     async def fetch(
         self, order: ModelOrder, on_copied: Callable[[int, int | None], None]
@@ -159,7 +176,7 @@ class WorkerLibrary:
             await fetch_model(
                 *(order.name, self.peers, self.folder),
                 progress=on_copied,
-                donors=[each.path for each in self.files.files.values()],
+                donors=self.paths(),
                 hashes=FileHashes(self.folder.parent),
                 open_port=open_port,
                 rate=self.rate,
@@ -192,6 +209,10 @@ class WorkerLibrary:
                 f"{shown_size(self.memory)} to models"
             )
         return HubSource(hub, model.repository, files, model.revision)
+
+    def paths(self) -> Sequence[Path]:
+        """Return the files of its models, the first part of each."""
+        return [each.path for each in self.files.files.values()]
 
     def file(self, name: str) -> LoadableFile:
         """Return the file of a model.  Raises ConfigError."""
@@ -292,7 +313,7 @@ async def open_worker_library(
         sharing.share if wanted else _ignore,
         sharing.rate,
         model_folders(data)[0].folder,
-        _peers(target, signer) if pulls else (),
+        peers_of(target, signer) if pulls else (),
         loaded.keys() - kept - large,
         servers,
         shared,
@@ -344,19 +365,6 @@ async def model_memory(
 def _free_now(mapped: int) -> int:
     free = free_memory()
     return max(1, int((free - mapped) * FREE_SHARE)) if free else 0
-
-
-def _peers(target: JoinTarget, signer: Signer | None) -> Sequence[DialledPeer]:
-    """Return the coordinators of a pool, which pass its models on."""
-    return [
-        DialledPeer(
-            *(url, target.token),
-            plain=target.plain,
-            fingerprint=target.fingerprint,
-            signer=signer,
-        )
-        for url in target.http_urls
-    ]
 
 
 def _ignore(files: Mapping[str, Path]) -> None:

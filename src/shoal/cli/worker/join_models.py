@@ -313,7 +313,9 @@ def _orders(
             for source, offered in zip(sources, engines, strict=True)
             if source in library.servers and source.control is not None
         ],
-        None if shared is None else shared.lender(worker.throttle, report_lent),
+        None
+        if shared is None
+        else shared.lender(worker.throttle, report_lent, library.paths),
         open_group if shared is not None and shared.runs else None,
         library.free,
     )

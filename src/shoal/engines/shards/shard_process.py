@@ -86,6 +86,7 @@ class ShardProcess:
         programs: ShardPrograms,
         folder: Path,
         *,
+        cache: Path | None = None,
         memory: int | None = None,
         threads: int | None = None,
     ) -> "ShardProcess":
@@ -94,7 +95,8 @@ class ShardProcess:
         Args:
             programs: llama.cpp's programs of this machine.
             folder: what it may change, for this model alone; made if it is missing.
-                It keeps large layers there, which need not be sent again.
+            cache: the folder that has the large tensors of its layers, which it only
+                reads; None: it keeps those that it is sent in its own one.
             memory: bytes that the layers, their context and its computations may take;
                 Linux enforces it for processors, but not for GPUs.
             threads: CPU threads; None: Shoal's choice for this machine.
@@ -113,13 +115,16 @@ class ShardProcess:
                 port=port,
                 has_network=bool(isolation),
                 memory=_memory_limit(programs, memory),
-                readable=[*SYSTEM_FILES, *_folders_of(programs.rpc_server)],
+                readable=[
+                    *(*SYSTEM_FILES, *_folders_of(programs.rpc_server)),
+                    *([] if cache is None else [str(cache)]),
+                ],
                 own=[
                     str(folder),
                     *(DEVICES if programs.device == CPU else ("/dev", *DEVICES)),
                 ],
             )
-            process, worker = await _spawn(isolation, options, folder)
+            process, worker = await _spawn(isolation, options, folder, cache or folder)
         except OSError as error:
             raise Unavailable(f"a shard cannot be started: {error}") from error
         child = EngineChild(process, _explain_exit)
@@ -230,7 +235,7 @@ async def _isolation() -> Sequence[str]:
 
 
 async def _spawn(
-    isolation: Sequence[str], options: ShardOptions, folder: Path
+    isolation: Sequence[str], options: ShardOptions, folder: Path, cache: Path
 ) -> tuple[Process, socket.socket]:
     """Start the child; return the socket that it hands connections out by, too."""
     worker, stdin = socket.socketpair()
@@ -244,7 +249,7 @@ async def _spawn(
                 stdout=PIPE,
                 stderr=PIPE,
                 cwd=folder,
-                env=program_environment(LLAMA_CACHE=str(folder), HOME=str(folder)),
+                env=program_environment(LLAMA_CACHE=str(cache), HOME=str(folder)),
                 start_new_session=True,  # Ctrl-C is the worker's
             )
         except BaseException:

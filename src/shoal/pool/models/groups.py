@@ -15,7 +15,7 @@ from msgspec.structs import replace as with_fields
 
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.work import ModelAction, ModelOrder, Shard
-from shoal.domain.worker import LentShard, MemoryLoan
+from shoal.domain.worker import LentShard, LoadableModel, MemoryLoan
 from shoal.pool.models.machine import Claim, Effort, Machine, Room, shown_size, some_of
 from shoal.pool.models.placement import DEFAULT_RULES, Order, Placement, with_orders
 from shoal.pool.models.split import (
@@ -307,12 +307,16 @@ class _Groups:
             self.machines = with_orders(self.machines, self.orders)
             self.pending[name] = f"waits until {runner.shown_name} has room for a part"
             return
+        model = runner.library.find(name)
+        assert model is not None, "it runs the model"
         lent = ModelOrder(
             *(ModelAction.LEND, name, runner.id, *self._settings(name, runner)),
             group=f"{name}@{int(self.now * MILLISECONDS)}",
             shards=split.shards,
             runner=_loan(runner).key,
             batch=split.batch,
+            has_copies=self._has_copies(model, runner),
+            digest=model.digest,
         )
         shown = ", ".join(self._shown(split.shards))
         for shard in split.shards[:-1]:
@@ -320,6 +324,18 @@ class _Groups:
             self._lend(order)
             self._order(order, f"fits on no machine: split over {shown}")
         self.pending[name] = f"is being split over {shown}"
+
+    def _has_copies(self, own: LoadableModel, runner: Machine) -> bool:
+        """Return whether others than the runner have a model's file, as far as known.
+
+        If only the runner has it, its engine sends the same bytes without hashing them.
+        """
+        return any(
+            copy.size == own.size
+            and ("" in (copy.digest, own.digest) or copy.digest == own.digest)
+            for each in self.machines
+            if each is not runner and (copy := each.library.find(own.name)) is not None
+        )
 
     def _rivals(self, name: str) -> Sequence[str]:
         """Return the models that exclude one on the machine that runs it."""

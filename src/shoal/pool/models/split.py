@@ -138,13 +138,14 @@ class _PartSizes:
             (runner, self.ends),
             *((each, self.besides) for each in quickest),
         ):
-            taken, count = besides, 0
+            taken, begin = besides, next_
             while next_ < last and taken + sizes[next_] <= place.room:
                 taken += sizes[next_]
                 next_ += 1
-                count += 1
-            if count or place is runner:
-                shards.append(Shard(place.id, count, taken))
+            if next_ > begin or place is runner:
+                first = last - next_ if runner.holds_last else begin
+                count = next_ - begin
+                shards.append(Shard(place.id, count, taken, first=first))
                 seconds += place.seconds(taken)
         if next_ < last or len(shards) < 2:
             return None
