@@ -152,6 +152,21 @@ async def test_address_that_answers_is_found_and_kept(port: ShardPort) -> None:
     await links.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs another loopback address")
+async def test_address_that_never_answers_holds_nothing_up(
+    port: ShardPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_links, "CONNECT_TIMEOUT", 1e6)
+    monkeypatch.setattr(shard_links, "STAGGER", 0.001)
+    shard = replace(shard_at(port), hosts=("127.0.0.77", "127.0.0.1"))
+
+    with socket.create_server(("127.0.0.77", port.port)):  # which accepts nothing
+        links = await connect(shard)
+
+        assert await echo(links.ports[0], b"there") == b"there"
+        await links.close()
+
+
 async def test_unreachable_shard_is_named(port: ShardPort) -> None:
     shard = shard_at(port)
     await port.close()

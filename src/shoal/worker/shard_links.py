@@ -18,15 +18,12 @@ import math
 import os
 import sys
 from collections.abc import (
-    Awaitable,
-    Callable,
     Coroutine,
     Iterator,
     MutableMapping,
     Sequence,
     Set,
 )
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,6 +39,7 @@ from shoal.transports.relayed_sockets import OpenRelay, RelayedSockets
 from shoal.transports.splice import Spliced
 from shoal.transports.tcp import describe_socket_error, set_options
 from shoal.transports.tls import context_of_any
+from shoal.worker.first_way import ConnectionWay, connect_first
 from shoal.worker.shard_hello import (
     HEARTBEAT,
     SILENCE_MAX,
@@ -52,20 +50,13 @@ from shoal.worker.shard_hello import (
 )
 
 CONNECT_TIMEOUT = 5.0  # seconds for an address of a shard's machine
+STAGGER = 0.25  # seconds until the next address is tried beside those before
+RELAY_AFTER = 2.0  # seconds until the relay is tried, too: it is slower for each token
 RELAY_TIMEOUT = 15.0  # seconds by the relay, where the other end may be waited for
 LOOPBACK = "127.0.0.1"
 RELAYED = "over the coordinator"  # in place of an address
 
 log = logging.getLogger("shoal.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """A way to a shard: ``connect`` returns the SHA-256 of the certificate there."""
-
-    name: str
-    timeout: float  # seconds
-    connect: Callable[[LineConnection], Awaitable[bytes]]
 
 
 class ShardLinks:
@@ -93,7 +84,9 @@ class ShardLinks:
         self._open_relay = relay
         self._relay: RelayedSockets | None = None
         self._round_trips = {} if round_trips is None else round_trips
-        self._ways: dict[str, _Way] = {}  # the one that led to it, by machine
+        self._ways: dict[
+            str, ConnectionWay[LineConnection]
+        ] = {}  # the one that led to it, by machine
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -219,41 +212,42 @@ class ShardLinks:
     async def _dial(self, shard: Shard, purpose: Purpose) -> LineConnection:
         """Connect to a shard.  Raises Unavailable."""
         known = self._ways.get(shard.machine)
-        reasons = []
-        for way in self._ways_to(shard) if known is None else (known,):
-            end = LineConnection()
+        try:
+            way, end = await connect_first(
+                [*self._ways_to(shard)] if known is None else [known],
+                lambda end: end.spliced.abort(),
+            )
             try:
-                async with asyncio.timeout(way.timeout):
-                    certificate = await way.connect(end)
-                    if certificate.hex() != shard.fingerprint:
-                        raise PeerError("another program answers there")
-                    end.spliced.write(
-                        write_hello(
-                            *(self._signer, self._group, purpose, self._protocol),
-                            certificate,
-                        )
+                end.spliced.write(
+                    write_hello(
+                        *(self._signer, self._group, purpose, self._protocol),
+                        bytes.fromhex(shard.fingerprint),
                     )
+                )
+                async with asyncio.timeout(way.timeout):
                     fault = (await _answer(end)).fault
-            except (PeerError, OSError) as error:  # TimeoutError is one, too
+            except BaseException:
                 end.spliced.abort()
-                reasons.append(f"{way.name}: {describe_socket_error(error)}")
-                continue
-            if fault:
-                end.spliced.abort()
-                raise Unavailable(f"{shard.machine} refuses: {fault}")
-            self._ways[shard.machine] = way
-            return end
-        tried = "; ".join(reasons) or "it has no address"
-        raise Unavailable(f"{shard.machine} cannot be reached: {tried}")
+                raise
+        except (PeerError, OSError, Unavailable) as error:  # TimeoutError is one, too
+            reason = describe_socket_error(error)
+            raise Unavailable(f"{shard.machine} cannot be reached: {reason}") from error
+        if fault:
+            end.spliced.abort()
+            raise Unavailable(f"{shard.machine} refuses: {fault}")
+        self._ways[shard.machine] = way
+        return end
 
-    def _ways_to(self, shard: Shard) -> Iterator["_Way"]:
+    def _ways_to(self, shard: Shard) -> Iterator[ConnectionWay[LineConnection]]:
         """Yield the ways to a shard, in the order in which they are tried."""
         for host in shard.hosts:
-            yield _Way(host, CONNECT_TIMEOUT, partial(_dial_address, host, shard.port))
+            connect = partial(_connect, shard, host=host, port=shard.port)
+            yield ConnectionWay(host, STAGGER, CONNECT_TIMEOUT, connect)
         if self._open_relay is not None:
-            yield _Way(RELAYED, RELAY_TIMEOUT, partial(self._dial_relay, shard))
+            connect = partial(self._dial_relay, shard)
+            yield ConnectionWay(RELAYED, RELAY_AFTER, RELAY_TIMEOUT, connect)
 
-    async def _dial_relay(self, shard: Shard, end: LineConnection) -> bytes:
+    async def _dial_relay(self, shard: Shard) -> LineConnection:
         """Connect to a shard over the coordinator, as ``_connect`` does."""
         if self._relay is None:
             assert self._open_relay is not None, "there is no such way else"
@@ -261,7 +255,7 @@ class ShardLinks:
         sock = self._relay.dial(shard.machine)
         sock.setblocking(False)
         try:
-            return await _connect(end, sock=sock)
+            return await _connect(shard, sock=sock)
         except BaseException:
             sock.close()
             raise
@@ -273,26 +267,29 @@ class ShardLinks:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _dial_address(host: str, port: int, end: LineConnection) -> bytes:
-    """Connect to an address, as ``_connect`` does."""
-    return await _connect(end, host=host, port=port)
-
-
-async def _connect(end: LineConnection, **target: Any) -> bytes:
-    """Connect; return the SHA-256 of the certificate that the listener shows.
+async def _connect(shard: Shard, **target: Any) -> LineConnection:
+    """Connect to what shows the certificate of a shard's port.
 
     ``target`` is an address, or a connected socket, as for ``create_connection``.
+    Raises OSError, and PeerError if it is another program.
     """
-    transport, _ = await asyncio.get_running_loop().create_connection(
-        lambda: end.spliced,
-        **target,
-        ssl=context_of_any(),
-        server_hostname="",
-        ssl_shutdown_timeout=CLOSE_TIMEOUT,
-    )
-    set_options(transport.get_extra_info("socket"))
-    shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    return hashlib.sha256(shown or b"").digest()
+    end = LineConnection()
+    try:
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: end.spliced,
+            **target,
+            ssl=context_of_any(),
+            server_hostname="",
+            ssl_shutdown_timeout=CLOSE_TIMEOUT,
+        )
+        set_options(transport.get_extra_info("socket"))
+        shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        if hashlib.sha256(shown or b"").hexdigest() != shard.fingerprint:
+            raise PeerError("another program answers there")
+    except BaseException:
+        end.spliced.abort()
+        raise
+    return end
 
 
 async def _answer(end: LineConnection) -> ShardAnswer:
