@@ -5,15 +5,20 @@ between them.  One of them runs the model, with its own layers and the output; "
 is llama.cpp's own rpc-server, unencrypted and without Shoal between.  Answers have 32
 tokens at temperature 0, and the faster of two counts, as other load only slows them;
 four at once go to four slots.
+
+*Wide*: a model of 160 MB, of which one machine has one layer, and the other three, as
+the machine that runs it sends them, or as copied from a coordinator before.
 """
 
 import asyncio
+import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from itertools import product
+from pathlib import Path
 
 from load import run
 from processes import HERE, Program, cpu_of, free_port, program
@@ -31,7 +36,14 @@ from shoal.engines.shards.programs import (
 from shoal.engines.shards.split_child import is_loaded, port_of
 from shoal.engines.shards.split_engine import ShardPorts, SplitEngine
 from shoal.ledger.keys import Signer
+from shoal.models.fetch import fetch_parts
+from shoal.models.peer_connection import DialledPeer
+from shoal.models.tensor_cache import TensorCache
 from shoal.worker.shard_links import ShardLinks
+
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from harness.wide_model import write_wide_model
 
 ROUNDS = 2
 PROGRAMS = HERE.parent / "build" / "llama.cpp"
@@ -60,6 +72,11 @@ TOGETHER = f"2 machines, round trip 20 ms, {AT_ONCE} answers at once: tokens/s"
 BYTES = "to a shard and back for a token: kB"
 TUNNEL = "a lender's end of the connection: CPU ms a token"
 LOADED = "2 machines, round trip 0 ms: s to load"
+WIDE_SENT = "wide, layers sent by the machine that runs it: MB to the other"
+WIDE_COPIED = "wide, layers copied before: MB to the other"
+WIDE_LOADED = "wide, layers sent by the machine that runs it: s to load"
+WIDE_LOADED_COPY = "wide, layers copied before: s to load"
+WIDE_COPY = "wide: s to copy three layers"
 
 GOALS = [
     Goal(_plain(0), WHOLE),
@@ -69,6 +86,9 @@ GOALS = [
     Goal(TOGETHER, _split(2, 20), at_least=1.6),
     Goal(BYTES, at_most=20),
     Goal(TUNNEL),
+    Goal(WIDE_COPIED, WIDE_SENT),
+    Goal(WIDE_LOADED_COPY, WIDE_LOADED),
+    Goal(WIDE_COPY),
 ]
 
 
@@ -87,6 +107,8 @@ async def _measure(rounds: int) -> Results:
             if machines == 2 and trip < 20:
                 await _measure_plain(programs, trip, results)
             await _measure_split(programs, machines, trip, results)
+        with tempfile.TemporaryDirectory() as folder:
+            await _measure_copied(programs, Path(folder), results)
     return results
 
 
@@ -97,6 +119,40 @@ async def _measure_plain(programs: ShardPrograms, trip: int, results: Results) -
         _engine(programs, _PlainLinks(relay.port)) as engine,
     ):
         results[_plain(trip)].append(await _speed(engine))
+
+
+async def _measure_copied(
+    programs: ShardPrograms, folder: Path, results: Results
+) -> None:
+    model = await asyncio.to_thread(write_wide_model, folder / "m.gguf")
+    token, cache = "bench-of-copies", folder / "copied"
+    serve = ["serve", "--port", "0", "--data-dir", str(folder / "data"), "--json"]
+    serve += ["--share", f"wide={model}", "--join-token", token]
+    with program("-m", "shoal", *serve, "--log-level", "warning") as serving:
+        url = f"http://127.0.0.1:{serving.report['ports']['http']}"
+        began = time.monotonic()
+        await fetch_parts(
+            *("wide", [DialledPeer(url, token)]),
+            lambda content: TensorCache(cache, content, range(1, 4), 1 << 30),
+        )
+        results[WIDE_COPY].append(time.monotonic() - began)
+    for rows, extra in (
+        ((WIDE_SENT, WIDE_LOADED), ()),
+        ((WIDE_COPIED, WIDE_LOADED_COPY), (str(cache),)),
+    ):
+        async with AsyncExitStack() as stack:
+            own = stack.enter_context(tempfile.TemporaryDirectory())
+            key = SIGNER.public_key.hex()
+            command = [str(HERE / "giant_shard.py"), str(PROGRAMS), own, GROUP, key]
+            lender = stack.enter_context(program(*command, *extra))
+            relay = await stack.enter_async_context(_Relay(lender.report["port"], 0))
+            address = ("127.0.0.1",), relay.port, lender.report["fingerprint"]
+            shards = [Shard("machine", 3, 0, *address)]
+            links = await ShardLinks.open(GROUP, SIGNER, programs.protocol, shards)
+            began = time.monotonic()
+            await stack.enter_async_context(_engine(programs, links, (3, 1), model))
+            results[rows[1]].append(time.monotonic() - began)
+            results[rows[0]].append(relay.passed / 1e6)
 
 
 async def _measure_split(
@@ -118,7 +174,8 @@ async def _measure_split(
             shards.append(Shard(f"machine {index}", layers, 0, *address))
         links = await ShardLinks.open(GROUP, SIGNER, programs.protocol, shards)
         began = time.monotonic()
-        engine = await stack.enter_async_context(_engine(programs, links, machines))
+        layers = LAYERS[machines]
+        engine = await stack.enter_async_context(_engine(programs, links, layers))
         if (machines, trip) == (2, 0):
             results[LOADED].append(time.monotonic() - began)
         row, passed, used = _split(machines, trip), 0, 0.0
@@ -167,12 +224,15 @@ async def _speed(
 
 @asynccontextmanager
 async def _engine(
-    programs: ShardPrograms, links: ShardPorts, machines: int = 2
+    programs: ShardPrograms,
+    links: ShardPorts,
+    layers: Sequence[int] = LAYERS[2],
+    path: Path | None = None,
 ) -> AsyncIterator[SplitEngine]:
     engine = SplitEngine(
-        *("model", demo_model_path()),
+        *("model", path or demo_model_path()),
         programs=programs,
-        layers=LAYERS[machines],
+        layers=layers,
         links=links,
         slots=AT_ONCE,
         context=CONTEXT,

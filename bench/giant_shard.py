@@ -1,5 +1,6 @@
-"""A machine of bench/giant.py that lends a shard: PROGRAMS FOLDER GROUP KEY; its first
-line is where that is reached.
+"""A machine of bench/giant.py that lends a shard: PROGRAMS FOLDER GROUP KEY [CACHE].
+
+Its first line is where that is reached.
 """
 
 import asyncio
@@ -14,10 +15,12 @@ from shoal.worker.shard_port import ShardPort
 
 
 async def main() -> None:
-    programs, folder, group, key = sys.argv[1:]
+    programs, folder, group, key, *cache = sys.argv[1:]
     found = await find_programs(Path(programs))
     assert found is not None
-    process = await ShardProcess.start(found, Path(folder), threads=1)
+    process = await ShardProcess.start(
+        found, Path(folder), cache=Path(cache[0]) if cache else None, threads=1
+    )
     port = await ShardPort.open("127.0.0.1", group, key, process)
     print(
         json.dumps({"port": port.port, "fingerprint": port.fingerprint}),

@@ -5,17 +5,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from harness.llama_cpp import llama_cpp
+from harness.wide_model import LARGE_TENSORS, LAYERS, TENSOR_SIZE, write_wide_model
 from live.machines import Machine, two_networks
 from live.programs import (
     PATIENCE,
@@ -27,9 +27,7 @@ from live.programs import (
     eventually,
     text_in,
 )
-from shoal.engines.gguf_export import LlamaShape, write_gguf
 from shoal.engines.gguf_files import demo_model_path
-from shoal.engines.gguf_vocabulary import byte_vocabulary
 
 pytestmark = [
     pytest.mark.long,
@@ -40,14 +38,6 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "demo_giant.py"
 MODEL = "giant"
 QUESTION = "Tell a long story about a fish that goes to the moon."
 TOKENS = 60
-WIDE: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 512,
-    "intermediate_size": 12_288,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "vocab_size": 259,
-}
 MEMORY = "90MB"  # of each machine: the model needs more than 100
 
 
@@ -111,18 +101,6 @@ def machines(programs: Programs) -> Machines:
 
 def machines_file(programs: Programs) -> Path:
     return programs.folder / "runner" / "models" / f"{MODEL}.gguf"
-
-
-def write_wide_model(path: Path) -> None:
-    """Write a model of 160 MB, with three tensors of 12.6 MB in each of four layers."""
-    numbers = np.random.default_rng(0)
-    tensors = {
-        there: numbers.normal(0, 0.05, size).astype(np.float32)
-        if len(size) == 2
-        else np.ones(size, np.float32)
-        for there, _, size in LlamaShape.of(WIDE).names()
-    }
-    write_gguf(path, tensors, WIDE, byte_vocabulary())
 
 
 def shard_of(worker: Program) -> psutil.Process:
@@ -203,9 +181,9 @@ def test_layers_are_copied_from_any_machine_that_has_them(programs: Programs) ->
     assert answer.usage.completion_tokens > 0
     (folder,) = (programs.folder / "anna" / "shards").iterdir()
     copied = [each.stat().st_size for each in (folder / "copied" / "rpc").iterdir()]
-    layers = len(copied) // 3
-    assert 0 < layers < 4
-    assert copied == [WIDE["hidden_size"] * WIDE["intermediate_size"] * 2] * 3 * layers
+    layers = len(copied) // LARGE_TENSORS
+    assert 0 < layers < LAYERS
+    assert copied == [TENSOR_SIZE] * LARGE_TENSORS * layers
     assert not [each for each in folder.rglob("own/**/*") if each.is_file()]
 
 
