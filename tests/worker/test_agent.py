@@ -399,15 +399,16 @@ async def test_cancelled_and_reassigned_job_runs_again(its: Membership) -> None:
 
 
 @scripted(play)
-async def test_lost_connection_is_redialled_and_reported_once(its: Membership) -> None:
+async def test_lost_connection_is_redialled_and_explained_once(its: Membership) -> None:
     its.network.down = True
     its.network.links[-1].cut()
     await asyncio.sleep(300.0)
     its.network.down = False
     await asyncio.sleep(RETRY_MAX + 1.0)
 
-    assert its.events == ["joined", "lost", "joined"]
+    assert its.events == ["joined", "lost", "waiting", "joined"]
     assert "connection reset" in its.reports[1].reason
+    assert its.reports[2].reason == "connection refused"
 
 
 def test_retry_delay_grows_up_to_a_limit() -> None:

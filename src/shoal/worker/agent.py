@@ -253,6 +253,7 @@ class Agent:
 
     async def _stay_connected(self) -> str:
         delay, lost_at = RETRY_FIRST, self._clock.now()
+        reported = ""  # why a worker that was connected is still not
         while not self._leaving.is_set():
             began = self._clock.now()
             end = await self._connect()
@@ -272,7 +273,7 @@ class Agent:
             next_url = self._dialer.url.partition("?")[0].removeprefix("noise+")
             next_ = "again" if self._dialer.url == url else next_url
             if self._clock.now() - began > STABLE_AFTER:
-                delay, lost_at = RETRY_FIRST, self._clock.now()
+                delay, lost_at, reported = RETRY_FIRST, self._clock.now(), ""
             # Jitter: after a restart, a coordinator's workers all reconnect.
             pause = min(delay, self._longest_pause(lost_at)) * self._random.uniform(
                 0.5, 1.0
@@ -282,6 +283,10 @@ class Agent:
                 self._waiting = True
                 kind = "lost" if self._joined_before else "waiting"
                 self._report(WorkerEvent(kind, f"{end.reason}; trying {next_}"))
+            elif self._joined_before and delay == RETRY_MAX and end.reason != reported:
+                # Such as a coordinator that came back with a certificate.
+                reported = end.reason
+                self._report(WorkerEvent("waiting", reported))
             delay = min(delay * 2, RETRY_MAX)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
