@@ -267,6 +267,23 @@ async def test_a_worker_goes_on_at_the_same_coordinator(
 
 
 @scripted(run_script)
+async def test_another_model_of_its_machine_does_not_stop_its_job(
+    coordinator: Coordinator,
+) -> None:
+    worker = await coordinator.join("w/m", running=())
+    await coordinator.request()
+    names = named(worker.runs[0])
+    worker.port.on_disconnect("connection reset")
+    await run_pending()
+    # Both name all that their machine runs, which has one connection.
+    back = await coordinator.join("w/m", running=names)
+    other = await coordinator.join("w/other", "other", running=names)
+
+    assert [each.resumes for each in back.runs] == [1]
+    assert back.cancelled == other.cancelled == []
+
+
+@scripted(run_script)
 async def test_a_newer_connection_keeps_the_jobs_of_the_older(
     coordinator: Coordinator,
 ) -> None:

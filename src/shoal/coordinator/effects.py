@@ -10,7 +10,7 @@ from shoal.coordinator.call_grants import CallGrants
 from shoal.coordinator.connections import WorkerConnections
 from shoal.coordinator.open_answers import OpenAnswers, error_of
 from shoal.domain import facts
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.trace_context import attempt_traceparent
 from shoal.domain.vocabulary import (
@@ -180,9 +180,9 @@ class Effects:
             if job is None and self._is_carried(job_id):
                 continue  # with its stream, if that is still the worker's
             if job is not None:
-                if worker_id in dict(job.holders):
+                # Another model of its machine may have the job, or joins as well.
+                if peer_of(worker_id) in map(peer_of, dict(job.holders)):
                     continue
-                # Another model of its machine may have the job, and joins as well.
                 if job.last_worker != worker_id and job.last_worker is not None:
                     continue
             self._stop(worker_id, job_id, lease)
