@@ -24,7 +24,7 @@ from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
 from shoal.models.manifest import CHUNK
 from shoal.models.peer_connection import DialledPeer
-from shoal.models.seeders import Seeders
+from shoal.models.seed_server import Seeders
 from shoal.peers.relay import ServeSession
 from shoal.protocols.seam.peer_session import PeerMessage, PeerSession
 from shoal.transports.clock import LoopClock
@@ -222,3 +222,42 @@ def test_the_address_towards_a_peer_is_one_of_this_machine() -> None:
     assert port_towards("tcp://127.0.0.1:4010") is None  # of another program
     assert address_towards("http://no-such-host.invalid:1") == ""
     assert address_towards("http://[") == ""
+
+
+ROOT = b"root"
+
+
+async def _writable() -> None:
+    pass
+
+
+def peer(name: str, received: list[ModelMessage]) -> Receiver:
+    def send(message: ModelMessage) -> bool:
+        received.append(message)
+        return True
+
+    return Receiver(name, send, _writable)
+
+
+def test_peer_that_sends_nothing_hears_of_others_that_do() -> None:
+    seeders = Seeders()
+    to_one, to_two, to_quiet = (list[ModelMessage]() for _ in range(3))
+    one, two = (SeederAt(ROOT, f"http://{each}", "code") for each in ("one", "two"))
+
+    seeders.add(peer("one", to_one), one)
+    seeders.add(peer("quiet", to_quiet), SeederAt(ROOT, "", ""))
+    seeders.add(peer("two", to_two), two)
+
+    assert to_quiet == [one, two]
+    assert to_one == [two]
+    assert to_two == [one]
+
+
+def test_chunks_of_a_peer_that_sends_nothing_are_not_elsewhere() -> None:
+    seeders = Seeders()
+    seeders.add(peer("quiet", []), SeederAt(ROOT, "", ""))
+    seeders.add(peer("one", []), SeederAt(ROOT, "http://one", "code"))
+
+    assert seeders.elsewhere("quiet", ROOT, [1]) == set()
+    assert seeders.elsewhere("one", ROOT, [1, 2]) == set()
+    assert seeders.elsewhere("quiet", ROOT, [1, 2]) == {1, 2}

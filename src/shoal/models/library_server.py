@@ -47,8 +47,7 @@ from shoal.models.library import (
 )
 from shoal.models.manifest import Manifest
 from shoal.models.remote_models import RemoteModel, RemoteModels
-from shoal.models.seed_server import OpenPort, seeding
-from shoal.models.seeders import Seeders
+from shoal.models.seed_server import OpenPort, Seeders, seeding
 from shoal.models.sources import FoundModel, ModelSource, ModelSources
 
 SENDING_MAX = 8  # models at a time

@@ -38,7 +38,7 @@ from shoal.models.peer_connection import DialledPeer
 from shoal.pool.models.machine import shown_size
 
 if TYPE_CHECKING:
-    from shoal.models.hub_source import HubSource
+    from shoal.models.hub_copies import HubSource
 
 LOAD_NONE, LOAD_LOCAL, LOAD_PULL = "none", "local", "pull"
 LOADS = ("", LOAD_NONE, LOAD_LOCAL, LOAD_PULL)
@@ -198,7 +198,7 @@ class WorkerLibrary:
 
     def _hub_source(self, model: HubModel) -> "HubSource":
         """Find a model at the hub.  Raises ConfigError if it does not fit here."""
-        from shoal.models.hub_source import HubSource
+        from shoal.models.hub_copies import HubSource
         from shoal.models.model_hub import ModelHub
 
         hub = ModelHub()

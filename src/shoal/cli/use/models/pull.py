@@ -20,8 +20,7 @@ from shoal.domain.errors import ConfigError, ShoalError
 from shoal.domain.worker import MEMORY_FACTOR
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.resources import free_memory
-from shoal.models.hub_copies import fetch_with_pool
-from shoal.models.hub_source import HubSource
+from shoal.models.hub_copies import HubSource, fetch_with_pool
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
 from shoal.models.names import (
     GgufModel,
