@@ -3,12 +3,17 @@
 import asyncio
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from rich.filesize import decimal
 
 from cli.coordinators import Sites
+from engines.outputs import TINY
+from models.test_safetensors_files import a_model
 from shoal.cli.main import main
+from shoal.models.safetensors_files import ENGINES
 
 
 @pytest.fixture
@@ -59,6 +64,33 @@ def test_listing_is_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         line for line in capsys.readouterr().out.splitlines() if "org/name " in line
     ][1:]
     assert line.split() == ["org/name", "4.0", "MB", "2", str(folder / "org" / "name")]
+
+
+def test_models_of_other_programs_are_listed_with_what_runs_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = a_model(tmp_path, "vectors")
+    gguf = tmp_path / "models--org--Tiny-GGUF" / "snapshots" / "abc" / "tiny.gguf"
+    gguf.parent.mkdir(parents=True)
+    shutil.copy(TINY, gguf)
+
+    assert main(["models", "ls", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["elsewhere"]
+    mine = [each for each in found if each["path"] in (str(folder), str(gguf))]
+    assert [(each["name"], each["engine"]) for each in mine] == [
+        ("org/vectors", ENGINES),
+        ("tiny", "shoal join"),
+    ]
+    assert all(each["size"] < each["memory"] for each in mine)
+
+    main(["models", "ls"])
+    said = capsys.readouterr().out
+    assert "of other programs on this machine:" in said
+    (line,) = [line for line in said.splitlines() if "org/vectors" in line]
+    assert f"F16      4096     {decimal(mine[0]['memory'])}" in line
+    assert ENGINES in line
 
 
 def test_empty_folder_has_a_hint(

@@ -52,18 +52,21 @@ def model_folders(
         data: Shoal's data folder.
     """
     home = Path.home()
-    hub = environment.get("HF_HUB_CACHE") or str(
-        Path(environment.get("HF_HOME") or home / ".cache" / "huggingface") / "hub"
-    )
     caches = home / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     llama = environment.get("LLAMA_CACHE") or str(caches / "llama.cpp")
     return (
         ModelFolder(data / "models", "**/*.gguf"),
-        ModelFolder(Path(hub).expanduser(), "models--*/snapshots/*/**/*.gguf"),
+        ModelFolder(hub_cache(environment), "models--*/snapshots/*/**/*.gguf"),
         ModelFolder(Path(llama).expanduser(), "*.gguf"),
         ModelFolder(home / ".lmstudio" / "models", "*/*/*.gguf"),
         ModelFolder(home / ".cache" / "lm-studio" / "models", "*/*/*.gguf"),
     )
+
+
+def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder in which the hub's library keeps models."""
+    home = environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 def find_models(folders: Iterable[ModelFolder]) -> Iterator[Path]:

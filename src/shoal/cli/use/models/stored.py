@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,8 +16,17 @@ from shoal.cli.use.models.deployments import machine_name, with_others
 from shoal.client.coordinator import CoordinatorApi
 from shoal.config import data_folder
 from shoal.domain.errors import NotFound, ShoalError
-from shoal.models.library import StoredModel, remove_model, stored_models
+from shoal.domain.worker import LoadableModel, ModelLibrary
+from shoal.engines.gguf_files import hub_cache, model_folders
+from shoal.engines.loadable_files import EMBEDDED, FileLibrary
+from shoal.models.library import (
+    StoredModel,
+    loadable_files,
+    remove_model,
+    stored_models,
+)
 from shoal.models.partial_model import remove_partial
+from shoal.models.safetensors_files import in_cache
 from shoal.pool.roster import suggest_names
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +40,15 @@ STORED: Columns = {
     "FILES": lambda model: model.files,
     "WHERE": lambda model: model.path,
 }
+ELSEWHERE: Columns = {
+    "NAME": lambda found: found.model.name,
+    "SIZE": lambda found: decimal(found.model.size),
+    "WEIGHTS": lambda found: found.model.quantization,
+    "CONTEXT": lambda found: found.model.context or "",
+    "MEMORY": lambda found: decimal(found.memory),
+    "RUNS WITH": lambda found: found.engine,
+    "WHERE": lambda found: found.path,
+}
 IN_POOL: Columns = {
     "NAME": lambda model: _with_alias(model),
     "DOES": lambda model: ", ".join(model.get("kinds", ())),
@@ -37,6 +57,38 @@ IN_POOL: Columns = {
     "WORKERS": lambda model: model.get("workers", ""),
     "SLOTS": lambda model: model.get("slots", ""),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelElsewhere:
+    """A model that another program keeps on this machine."""
+
+    model: LoadableModel
+    path: Path
+
+    @property
+    def memory(self) -> int:
+        """The bytes that it needs with one context, as a worker would give it."""
+        context = ModelLibrary().context
+        return self.model.memory(min(context, self.model.context or context), 1)
+
+    @property
+    def engine(self) -> str:
+        """What runs it."""
+        return "shoal join" if self.model.engine == EMBEDDED else self.model.engine
+
+
+def models_elsewhere(folder: Path) -> list[ModelElsewhere]:
+    """Return the models in the folders of other programs, ordered by name."""
+    files = FileLibrary(partial(loadable_files, folder, model_folders(data_folder())))
+    files.scan()
+    found = [
+        ModelElsewhere(each.model, each.path)
+        for each in files.files.values()
+        if not each.path.is_relative_to(folder)
+    ]
+    found += [ModelElsewhere(model, path) for path, model in in_cache(hub_cache())]
+    return sorted(found, key=lambda each: each.model.name)
 
 
 def _with_alias(model: PoolModel) -> str:
@@ -81,11 +133,25 @@ def stored_json(stored: StoredModel) -> dict[str, object]:
     }
 
 
+def elsewhere_json(found: ModelElsewhere) -> dict[str, object]:
+    """Return the form of a model of another program for ``--json``."""
+    return {
+        "name": found.model.name,
+        "path": str(found.path),
+        "size": found.model.size,
+        "quantization": found.model.quantization,
+        "context": found.model.context or None,
+        "memory": found.memory,
+        "engine": found.engine,
+    }
+
+
 @click.command("ls")
 @folder_option("--in")
 @pass_api_with_json
 def list_(api: CoordinatorApi, folder: Path | None, as_json: bool) -> None:
-    """List the models in the folder, and those of the pool."""
+    """List the models in the folder, of other programs here, and of the pool."""
+    elsewhere = [] if folder is not None else models_elsewhere(models_folder(None))
     folder = models_folder(folder)
     stored = stored_models(folder)
     nothing = (
@@ -93,8 +159,16 @@ def list_(api: CoordinatorApi, folder: Path | None, as_json: bool) -> None:
         "shoal models get NAME --from PEER"
     )
     pool = _pool_models(api)
-    listed = {"data": [stored_json(each) for each in stored], "pool": pool}
+    listed = {
+        "data": [stored_json(each) for each in stored],
+        "elsewhere": [elsewhere_json(each) for each in elsewhere],
+        "pool": pool,
+    }
     show_table(listed, as_json, STORED, stored, nothing)
+    if elsewhere and not as_json:
+        click.echo("\nof other programs on this machine:")
+        for line in table(ELSEWHERE, elsewhere):
+            click.echo(line)
     if as_json or pool is None:
         return
     at = printable(api.base_url)
