@@ -42,6 +42,7 @@ from shoal.domain.worker import (
     LentShard,
     LoadableModel,
     MachineHealth,
+    MeasuredLink,
     MemoryLoan,
     ModelLibrary,
     Offer,
@@ -825,6 +826,7 @@ async def test_numbers_of_a_library_that_cannot_be_are_unknown(
 PART = ModelOrder(
     ModelAction.LEND, "big", "wire:a/*models", group="g", shards=(Shard("x", 1, 1),)
 )
+LINK = MeasuredLink("x", 0.02, 1e8)
 LENT = LentShard(PART, ("10.0.0.1",), 4711, "f" * 64)
 LOAN = MemoryLoan("ggml-rpc 8.0.0", "ab" * 32, 9, shards=(LENT,), groups=(PART,))
 
@@ -855,9 +857,14 @@ LOAN = MemoryLoan("ggml-rpc 8.0.0", "ab" * 32, 9, shards=(LENT,), groups=(PART,)
             replace(
                 LOAN,
                 round_trip=-1.0,
-                round_trips=(("x", 0.02), ("y", math.nan), ("n" * 999, 0.1)),
+                links=(
+                    LINK,
+                    MeasuredLink("y", math.nan),
+                    MeasuredLink("n" * 999, 0.1),
+                    MeasuredLink("z", 0.1, math.inf),
+                ),
             ),
-            replace(LOAN, round_trips=(("x", 0.02),)),
+            replace(LOAN, links=(LINK,)),
         ),
     ],
     ids=["right", "memory", "key", "protocol", "port", "many", "names", "bytes", "far"],

@@ -11,6 +11,7 @@ from shoal.domain.work import ModelAction, ModelOrder
 from shoal.domain.worker import (
     LentShard,
     LoadableModel,
+    MeasuredLink,
     MemoryLoan,
     ModelLayers,
     ModelLibrary,
@@ -219,8 +220,10 @@ def away(machine: Machine, seconds: float, **others: float) -> Machine:
     """Return a machine that is as far from the coordinator, and from others."""
     library = machine.library
     assert library.loan is not None
-    known = tuple((f"shoal:{name}/*models", each) for name, each in others.items())
-    loan = structs.replace(library.loan, round_trip=seconds, round_trips=known)
+    known = tuple(
+        MeasuredLink(f"shoal:{name}/*models", each) for name, each in others.items()
+    )
+    loan = structs.replace(library.loan, round_trip=seconds, links=known)
     return replace(machine, library=structs.replace(library, loan=loan))
 
 
@@ -239,6 +242,18 @@ def test_way_over_the_coordinator_counts_until_one_is_measured() -> None:
 
     measured = seconds_of(away(ANNA, 0.02, ben=0.001), ben, cleo)
     assert measured == pytest.approx(near + 0.001 + 0.06)
+
+
+def test_measured_rate_is_part_of_the_plan() -> None:
+    loan = ANNA.library.loan
+    assert loan is not None
+    links = tuple(MeasuredLink(each.id, 0.0, 1e9) for each in (BEN, CLEO))
+    library = structs.replace(ANNA.library, loan=structs.replace(loan, links=links))
+
+    found = plan_group((replace(ANNA, library=library), BEN, CLEO), "big", (), NOW)
+
+    assert isinstance(found, ModelSplit)
+    assert found.load_seconds == 7.0  # layers of a GB
 
 
 def test_only_a_measured_way_is_too_long() -> None:

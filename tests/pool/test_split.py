@@ -87,6 +87,25 @@ def test_machine_that_is_far_away_lends_nothing() -> None:
     assert isinstance(split(place("here", 12), far), str)
 
 
+def test_rate_of_the_links_says_how_long_layers_are_sent() -> None:
+    here, anna, ben = place("here", 12), place("anna", 24), place("ben", 16)
+    quick, slow = replace(anna, rate=130e6), replace(ben, rate=65e6)
+
+    plain, partly, known = (
+        split(here, anna, ben),
+        split(here, quick, ben),
+        split(here, quick, slow),
+    )
+
+    assert isinstance(known, ModelSplit)
+    assert isinstance(partly, ModelSplit)
+    assert isinstance(plain, ModelSplit)
+    assert partly.load_seconds is plain.load_seconds is None
+    # 32 layers of 650 MB to anna, and 16 to ben.
+    assert known.load_seconds == 160.0 + 160.0
+    assert known.seconds > plain.seconds
+
+
 def test_context_and_slots_take_memory() -> None:
     machines = place("here", 12), place("anna", 40)
 

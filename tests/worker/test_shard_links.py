@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from shoal.domain.errors import Unavailable
 from shoal.domain.work import Shard
+from shoal.domain.worker import MeasuredLink
 from shoal.ledger.keys import Signer
 from shoal.transports.tls import context_of_any
 from shoal.worker import shard_hello, shard_links, shard_port
@@ -81,15 +82,16 @@ async def test_each_port_leads_to_its_shard(
 
 
 async def test_round_trips_are_measured(port: ShardPort) -> None:
-    found: dict[str, float] = {}
+    found: dict[str, MeasuredLink] = {}
     links = await ShardLinks.open(
-        GROUP, RUNNER, PROTOCOL, [shard_at(port)], round_trips=found
+        GROUP, RUNNER, PROTOCOL, [shard_at(port)], measured=found
     )
     await until(lambda: found)
     await links.close()
 
     assert [*found] == ["anna"]
-    assert 0 <= found["anna"] <= shard_hello.SILENCE_MAX
+    assert 0 <= found["anna"].round_trip <= shard_hello.SILENCE_MAX
+    assert found["anna"].rate == 0.0  # nothing was sent
 
 
 async def test_a_shard_that_is_gone_leaves_no_link_to_the_others(

@@ -248,6 +248,19 @@ class LentShard(msgspec.Struct, frozen=True):
     used: bool = False
 
 
+class MeasuredLink(msgspec.Struct, frozen=True):
+    """The way to a machine with which another one has run models.
+
+    ``machine`` is the id of the worker that has its library, and ``round_trip`` the
+    seconds there and back.  ``rate`` is how many bytes a second it has taken of its
+    layers; 0: unknown, as if the engine was slower than the line.
+    """
+
+    machine: str
+    round_trip: float
+    rate: float = 0.0
+
+
 class MemoryLoan(msgspec.Struct, frozen=True):
     """What a machine lends to models that other machines run, and runs with others.
 
@@ -261,9 +274,8 @@ class MemoryLoan(msgspec.Struct, frozen=True):
     ``holds_last``: the engine gives this machine the last layers of a model that it
     runs with others, as on a GPU; else the first, as on a processor.
 
-    ``round_trip`` is the seconds to the coordinator and back, 0: unknown, and
-    ``round_trips`` are those to machines with which it has run models, by the ids of
-    the workers that have their libraries.
+    ``round_trip`` is the seconds to the coordinator and back, 0: unknown, and ``links``
+    are the ways to machines with which it has run models.
     """
 
     protocol: str
@@ -274,7 +286,7 @@ class MemoryLoan(msgspec.Struct, frozen=True):
     groups: tuple[ModelOrder, ...] = ()
     unfit: str = ""
     round_trip: float = 0.0
-    round_trips: tuple[tuple[str, float], ...] = ()
+    links: tuple[MeasuredLink, ...] = ()
     holds_last: bool = False
 
     @property

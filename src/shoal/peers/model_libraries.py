@@ -63,10 +63,12 @@ def _usable_loan(loan: MemoryLoan, key: str) -> MemoryLoan | None:
         groups=tuple(filter(_is_group, loan.groups[:SHARDS_MAX])),
         unfit=loan.unfit[:TEXT_MAX],
         round_trip=loan.round_trip if _is_round_trip(loan.round_trip) else 0.0,
-        round_trips=tuple(
-            (machine, seconds)
-            for machine, seconds in loan.round_trips[:SHARDS_MAX]
-            if len(machine) <= NAME_MAX and _is_round_trip(seconds)
+        links=tuple(
+            each
+            for each in loan.links[:SHARDS_MAX]
+            if len(each.machine) <= NAME_MAX
+            and _is_round_trip(each.round_trip)
+            and 0 <= each.rate <= SIZE_MAX
         ),
     )
 

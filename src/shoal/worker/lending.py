@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.work import ModelOrder
-from shoal.domain.worker import LentShard, MemoryLoan
+from shoal.domain.worker import LentShard, MeasuredLink, MemoryLoan
 from shoal.engines.shards.shard_caches import trim_caches
 from shoal.pool.models.machine import shown_size
 from shoal.transports.relayed_sockets import OpenRelay
@@ -79,7 +79,7 @@ class Lender:
         throttle: while it is paused, nothing is lent.
         report: receives what happens to a shard, by model, for the owner.
         relay: leads to machines that cannot reach this one; None: there is none.
-        round_trips: those to machines with which this one runs models, in seconds.
+        links: those to machines with which this one runs models, by machine.
         copy: copies layers from others than the machine that runs a model; None: that
             sends them all.
     """
@@ -93,7 +93,7 @@ class Lender:
         throttle: OwnerThrottle,
         report: Callable[[str, str], None],
         relay: OpenRelay | None = None,
-        round_trips: Mapping[str, float] = MappingProxyType({}),
+        links: Mapping[str, MeasuredLink] = MappingProxyType({}),
         copy: CopyLayers | None = None,
     ) -> None:
         self._terms = terms
@@ -103,7 +103,7 @@ class Lender:
         self._throttle = throttle
         self._report = report
         self._relay = relay
-        self._round_trips = round_trips
+        self._links = links
         self._copy = copy
         self._copying: set[asyncio.Task[Path]] = set()
         self._shards: dict[str, _HeldShard] = {}  # by group
@@ -125,7 +125,7 @@ class Lender:
             memory=memory,
             shards=shards,
             unfit=unfit,
-            round_trips=tuple(self._round_trips.items()),
+            links=tuple(self._links.values()),
         )
 
     async def lend(

@@ -32,6 +32,7 @@ import psutil
 
 from shoal.domain.errors import PeerError, Unavailable
 from shoal.domain.work import Shard
+from shoal.domain.worker import MeasuredLink
 from shoal.ledger.keys import Signer
 from shoal.processes.programs import connected_user
 from shoal.transports.link import CLOSE_TIMEOUT
@@ -53,6 +54,7 @@ CONNECT_TIMEOUT = 5.0  # seconds for an address of a shard's machine
 STAGGER = 0.25  # seconds until the next address is tried beside those before
 RELAY_AFTER = 2.0  # seconds until the relay is tried, too: it is slower for each token
 RELAY_TIMEOUT = 15.0  # seconds by the relay, where the other end may be waited for
+RATE_SAMPLE = 16 << 20  # bytes, of which the rate of a line is known
 LOOPBACK = "127.0.0.1"
 RELAYED = "over the coordinator"  # in place of an address
 
@@ -73,7 +75,7 @@ class ShardLinks:
         protocol: str,
         shards: Sequence[Shard],
         relay: OpenRelay | None = None,
-        round_trips: MutableMapping[str, float] | None = None,
+        measured: MutableMapping[str, MeasuredLink] | None = None,
     ) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ports: Sequence[int] = ()
@@ -83,7 +85,8 @@ class ShardLinks:
         self._shards = shards
         self._open_relay = relay
         self._relay: RelayedSockets | None = None
-        self._round_trips = {} if round_trips is None else round_trips
+        self._measured = {} if measured is None else measured
+        self._data: dict[str, set[Spliced]] = {}  # connections of llama.cpp, by machine
         self._ways: dict[
             str, ConnectionWay[LineConnection]
         ] = {}  # the one that led to it, by machine
@@ -98,7 +101,7 @@ class ShardLinks:
         protocol: str,
         shards: Sequence[Shard],
         relay: OpenRelay | None = None,
-        round_trips: MutableMapping[str, float] | None = None,
+        measured: MutableMapping[str, MeasuredLink] | None = None,
     ) -> "ShardLinks":
         """Connect to all shards.
 
@@ -108,11 +111,11 @@ class ShardLinks:
             protocol: llama.cpp's, with its version.
             shards: those that the other machines lend.
             relay: the way to machines that cannot be reached; None: there is none.
-            round_trips: gets the seconds to each machine and back, by its id.
+            measured: gets the round trip and the rate to each machine, by its id.
 
         Raises Unavailable that names the shard; then all is closed.
         """
-        links = cls(group, signer, protocol, shards, relay, round_trips)
+        links = cls(group, signer, protocol, shards, relay, measured)
         try:
             await links._open()
         except BaseException:
@@ -159,7 +162,7 @@ class ShardLinks:
                     fault = (await _answer(end)).fault
                 # The others had to wait for something besides the way.
                 shortest = min(shortest, loop.time() - asked)
-                self._round_trips[shard.machine] = round(shortest, 4)
+                self._note(shard.machine, shortest)
                 # Until the next question, the other end speaks only of a fault.
                 if not fault:
                     with contextlib.suppress(TimeoutError):
@@ -172,6 +175,16 @@ class ShardLinks:
             self._lose(f"{shard.machine}: {error}")
         finally:
             end.spliced.abort()
+
+    def _note(self, machine: str, round_trip: float) -> None:
+        """Note what has been measured on the way to a machine."""
+        data = self._data.get(machine, ())
+        known, rate = self._measured.get(machine), 0.0
+        if (sent := sum(each.sent for each in data)) >= RATE_SAMPLE:
+            rate = round(sent / sum(each.held_up for each in data))
+        elif known is not None:
+            rate = known.rate
+        self._measured[machine] = MeasuredLink(machine, round(round_trip, 4), rate)
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
@@ -193,6 +206,7 @@ class ShardLinks:
     async def _pass_on(self, shard: Shard, near: Spliced) -> None:
         """Pass on a connection of llama.cpp to its shard, until either ends it."""
         far = LineConnection()
+        data = self._data.setdefault(shard.machine, set())
         try:
             assert near.transport is not None, "it has just been made"
             source = near.transport.get_extra_info("peername")[1]
@@ -201,11 +215,13 @@ class ShardLinks:
                 log.warning("another user connected to the port of a shard")
                 return
             far = await self._dial(shard, Purpose.DATA)
+            data.add(far.spliced)
             near.join(far.spliced)
             await far.ended()
         except Unavailable as error:
             self._lose(str(error))
         finally:
+            data.discard(far.spliced)
             near.abort()
             far.spliced.abort()
 

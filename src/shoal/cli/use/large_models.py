@@ -45,6 +45,8 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[str]:
         yield "  loaded"
     else:
         yield f"  about {speed:.1f} tokens a second, if links are quick"
+    if (load := plan.get("load_seconds")) is not None:
+        yield f"  up to {load:.0f} s to send the layers, less those that are cached"
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import ModelOrder
-from shoal.domain.worker import MemoryLoan
+from shoal.domain.worker import MeasuredLink, MemoryLoan
 from shoal.engines.loadable_files import LoadableFile
 from shoal.engines.shards.programs import ShardPrograms, find_programs
 from shoal.engines.shards.shard_process import ShardProcess, can_isolate
@@ -57,7 +57,7 @@ class SharedMemory:
 
     ``coordinators`` are the URLs of the HTTP API of a pool, with the ``fingerprint`` of
     their certificate in hexadecimal; empty: links between machines are direct only.
-    ``round_trips`` are those to machines with which it has run models, in seconds, and
+    ``links`` are those to machines with which it has run models, by machine, and
     ``peers`` pass on the files of other machines.
     """
 
@@ -68,7 +68,7 @@ class SharedMemory:
     is_isolated: bool
     coordinators: tuple[str, ...] = ()
     fingerprint: str = ""
-    round_trips: dict[str, float] = field(default_factory=dict)
+    links: dict[str, MeasuredLink] = field(default_factory=dict)
     peers: Sequence[DialledPeer] = ()
 
     @property
@@ -136,7 +136,7 @@ class SharedMemory:
         relay = self._relay if self.coordinators else None
         return Lender(
             *(self.terms, start, self.folder, "", throttle, report, relay),
-            *(self.round_trips, copy if self.peers else None),
+            *(self.links, copy if self.peers else None),
         )
 
     def _relay(self, group: str) -> RelayedSockets:
@@ -155,7 +155,7 @@ class SharedMemory:
         links = await ShardLinks.open(
             *(order.group, self.signer, self.programs.protocol, order.shards[:-1]),
             self._relay if self.coordinators else None,
-            self.round_trips,
+            self.links,
         )
         return SplitEngine(
             *(order.name, file.path),

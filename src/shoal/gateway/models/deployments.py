@@ -231,12 +231,15 @@ class SplitPlan(msgspec.Struct, frozen=True):
     ``needed``: no machine with its file has the memory to run it alone.  The last of
     the ``parts`` is that of the machine which runs it.  ``tokens_per_second`` is what
     the memory of the machines allows, for one answer; null: it is split already.
+    ``load_seconds`` is how long the layers are sent, if none is cached; null: the lines
+    between the machines have not been measured, or it is split already.
     """
 
     model: str
     needed: bool
     parts: list[ReplicaPart]
     tokens_per_second: float | None
+    load_seconds: float | None
     why: str
 
 
@@ -256,14 +259,16 @@ async def show_split(gateway: ModelsGateway, name: str, query: SplitQuery) -> Sp
     for machine in machines:
         loan = machine.library.loan
         if loan is not None and (group := loan.group(name)) is not None:
-            return SplitPlan(name, True, _parts(group.shards, names), None, "")
+            return SplitPlan(name, True, _parts(group.shards, names), None, None, "")
     found, needed = plan_group(machines, name, on, now), True
     if not on:
         needed = not fits_alone(machines, name, now)
     if isinstance(found, str):
-        return SplitPlan(name, needed, [], None, found)
+        return SplitPlan(name, needed, [], None, None, found)
     parts = _parts(found.shards, names)
-    return SplitPlan(name, needed, parts, round(1 / found.seconds, 2), "")
+    speed, load = round(1 / found.seconds, 2), found.load_seconds
+    load = None if load is None else round(load, 1)
+    return SplitPlan(name, needed, parts, speed, load, "")
 
 
 def _unknown_machine(name: str, machines: list[Machine]) -> str:

@@ -272,7 +272,7 @@ class _Groups:
         lenders = [
             Holder(
                 *(each.id, each.shown_name, free, each.library.bandwidth),
-                _round_trip(own, each.id, loan),
+                *_way(own, each.id, loan),
             )
             for each in allowed
             if (loan := each.library.loan) is not None
@@ -450,16 +450,16 @@ def _loan(machine: Machine) -> MemoryLoan:
     return machine.library.loan
 
 
-def _round_trip(runner: MemoryLoan, machine: str, lender: MemoryLoan) -> float:
-    """Return the seconds from a machine that runs a model to one that lends, and back.
+def _way(runner: MemoryLoan, machine: str, lender: MemoryLoan) -> tuple[float, float]:
+    """Return the round trip from a machine that runs a model to a lender, and the rate.
 
-    Before they are measured, the way over the coordinator is the upper limit; for that
-    alone, no machine is left out.
+    Before they are measured, the way over the coordinator is the upper limit of the
+    first, in seconds; for that alone, no machine is left out.
     """
-    measured = dict(runner.round_trips).get(machine)
-    if measured is not None:
-        return measured
-    return min(ROUND_TRIP_MAX, runner.round_trip + lender.round_trip)
+    for each in runner.links:
+        if each.machine == machine:
+            return each.round_trip, each.rate
+    return min(ROUND_TRIP_MAX, runner.round_trip + lender.round_trip), 0.0
 
 
 def _located(shard: Shard, lent: LentShard) -> Shard:

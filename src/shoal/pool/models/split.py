@@ -8,6 +8,7 @@ token visits all of them in turn, so the time of a token is the sum of theirs, a
 the ways.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ KEPT_FREE = 0.1  # of a machine's memory: estimates are no more exact
 ROUND_TRIP_MAX = 0.25  # seconds to a machine that may lend
 BATCHES = (512, 64)  # tokens that are read at a time: more are quicker, and take more
 UNKNOWN_BANDWIDTH = 20.0  # GB a second of a machine that does not state its own
+TOKEN_SIZE = 15_000  # bytes to a shard and back for a token, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,9 @@ class Holder:
 
     ``memory`` is what it may take there, in bytes.  ``bandwidth`` is that of its memory
     in GB of 10^9 bytes a second, 0: unknown, and ``round_trip`` the seconds from the
-    machine that runs the model to it and back.  ``holds_last``: its layers are the last
-    ones where it runs the model.
+    machine that runs the model to it and back.  ``rate`` is how many bytes a second it
+    takes from that, 0: unknown.  ``holds_last``: its layers are the last ones where it
+    runs the model.
     """
 
     id: str
@@ -36,6 +39,7 @@ class Holder:
     memory: int
     bandwidth: float = 0.0
     round_trip: float = 0.0
+    rate: float = 0.0
     holds_last: bool = False
 
     @property
@@ -50,7 +54,8 @@ class Holder:
 
     def seconds(self, size: int) -> float:
         """Return how long it takes to read so many bytes for a token, with the way."""
-        return size / GB / (self.bandwidth or UNKNOWN_BANDWIDTH) + self.round_trip
+        way = self.round_trip + (TOKEN_SIZE / self.rate if self.rate else 0.0)
+        return size / GB / (self.bandwidth or UNKNOWN_BANDWIDTH) + way
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +65,14 @@ class ModelSplit:
     The runner's is last; it has the layers before these, or those after them.
 
     ``batch`` is how many tokens of a prompt are read at a time, and ``seconds`` how
-    long a token of an answer takes, roughly.
+    long a token of an answer takes, roughly.  ``load_seconds`` is how long the runner
+    sends layers, at most; None: not all rates are known.
     """
 
     shards: tuple[Shard, ...]
     batch: int
     seconds: float
+    load_seconds: float | None = None
 
 
 def split_model(
@@ -102,6 +109,7 @@ class _PartSizes:
         assert layers is not None, "models without are not split"
         cache = -(-model.cache * context * max(1, slots) // len(layers.sizes))
         self.batch = batch
+        self.weights = layers.sizes
         self.sizes = [size + cache for size in layers.sizes]
         self.besides = layers.states * batch  # of each machine
         self.ends = layers.last + self.besides + layers.scores * batch  # of the runner
@@ -133,7 +141,7 @@ class _PartSizes:
         quickest = sorted(lenders, key=lambda each: (each.seconds(int(GB)), each.id))
         next_, last = 0, len(self.sizes)
         shards: list[Shard] = []
-        seconds = 0.0
+        seconds, load = 0.0, 0.0
         for place, besides in (
             (runner, self.ends),
             *((each, self.besides) for each in quickest),
@@ -147,12 +155,16 @@ class _PartSizes:
                 count = next_ - begin
                 shards.append(Shard(place.id, count, taken, first=first))
                 seconds += place.seconds(taken)
+                if place is not runner:
+                    sent = sum(self.weights[first : first + count])
+                    load += sent / place.rate if place.rate else math.inf
         if next_ < last or len(shards) < 2:
             return None
         own, *lent = shards
         if runner.holds_last:
             lent.reverse()
-        return ModelSplit((*lent, own), self.batch, seconds)
+        known = None if load == math.inf else load
+        return ModelSplit((*lent, own), self.batch, seconds, known)
 
     def shortage(self, runner: Holder, lenders: Sequence[Holder]) -> str:
         """Say what is missing."""
