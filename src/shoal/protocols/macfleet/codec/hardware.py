@@ -1,17 +1,21 @@
 """A node's hardware profile, as JSON.
 
 Source: the MacFleet document, "hardware exchange".  Upstream does not check types: a
-text in place of a number breaks its elections, and ``Infinity`` wins them.  Here every
-field must be valid, or the whole profile is rejected.
+text in place of a number breaks its elections, and ``Infinity`` wins them.  Here a
+field without a possible value counts as absent.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.domain.worker import Hardware
+from shoal.protocols.seam.json_text import well_formed
 
 HARDWARE_MAX = 8192  # bytes
 CHIP_NAME_MAX = 64  # characters of a chip's name that are kept
@@ -44,21 +48,24 @@ class HardwareProfile:
 UNKNOWN_PROFILE = HardwareProfile()
 
 
+_Size: TypeAlias = Annotated[float, Meta(ge=0, le=SIZE_MAX)]  # rejects NaN as well
+
+
 class _ProfileJson(msgspec.Struct, frozen=True):
     """The fields as named on the wire; unknown fields are ignored, for newer peers."""
 
     chip_name: str = "unknown"
-    data_port: int = 0
-    gpu_cores: int = 0
+    data_port: Annotated[int, Meta(ge=0, le=PORTS[-1])] = 0
+    gpu_cores: Annotated[int, Meta(ge=0, le=CORES_MAX)] = 0
     has_ane: bool = False
-    memory_bandwidth_gbps: float = 0.0
+    memory_bandwidth_gbps: _Size = 0.0
     mlx_available: bool = False
     mps_available: bool = False
-    ram_gb: float = 0.0
+    ram_gb: _Size = 0.0
     wire_version: int = WIRE_VERSION
 
 
-_decoder = msgspec.json.Decoder(_ProfileJson)
+_FIELDS = msgspec.structs.fields(_ProfileJson)
 
 
 def encode_profile(profile: HardwareProfile) -> bytes:
@@ -78,28 +85,36 @@ def encode_profile(profile: HardwareProfile) -> bytes:
 
 
 def decode_profile(data: bytes) -> HardwareProfile:
-    """Decode a profile; an invalid port becomes 0.
+    """Decode a profile; numbers may be of another type, or texts.
 
-    Raises PeerError if it is not a JSON object, or has an invalid value.
+    Raises PeerError if it is not a JSON object.
     """
     if len(data) > HARDWARE_MAX:
         raise LimitExceeded("hardware profile", len(data), HARDWARE_MAX)
     try:
-        # msgspec does not validate UTF-8 in the texts that it skips.
-        fields = _decoder.decode(str(data, "utf-8"))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        given = json.loads(str(data, "utf-8"))
+    except (ValueError, RecursionError) as error:
         raise PeerError(f"hardware profile: {error}") from error
+    if not isinstance(given, dict):
+        raise PeerError(
+            f"hardware profile: a {type(given).__name__}, expected an object"
+        )
+    known: dict[str, Any] = {}
+    for each in _FIELDS:
+        with suppress(msgspec.ValidationError):
+            known[each.name] = msgspec.convert(
+                given.get(each.name), each.type, strict=False
+            )
+    fields = _ProfileJson(**known)
     return HardwareProfile(
-        chip=fields.chip_name[:CHIP_NAME_MAX],
-        gpu_cores=int(_bounded("gpu_cores", fields.gpu_cores, CORES_MAX)),
-        ram_gb=_bounded("ram_gb", fields.ram_gb, SIZE_MAX),
-        bandwidth_gbps=_bounded(
-            "memory_bandwidth_gbps", fields.memory_bandwidth_gbps, SIZE_MAX
-        ),
+        chip=well_formed(fields.chip_name[:CHIP_NAME_MAX]),
+        gpu_cores=fields.gpu_cores,
+        ram_gb=fields.ram_gb,
+        bandwidth_gbps=fields.memory_bandwidth_gbps,
         has_ane=fields.has_ane,
         mps=fields.mps_available,
         mlx=fields.mlx_available,
-        data_port=fields.data_port if fields.data_port in PORTS else 0,
+        data_port=fields.data_port,
         wire_version=fields.wire_version,
     )
 
@@ -116,9 +131,3 @@ def reported_hardware(profile: HardwareProfile) -> Hardware | None:
         bandwidth_gb=profile.bandwidth_gbps,
         tier=0,
     )
-
-
-def _bounded(name: str, value: float, limit: float) -> float:
-    if not 0 <= value <= limit:  # rejects NaN as well
-        raise PeerError(f"hardware profile: {name} is not from 0 to {limit:.9g}")
-    return value
