@@ -105,6 +105,17 @@ class Delta(msgspec.Struct, frozen=True):
 
 AnswerPiece: TypeAlias = str | Delta
 
+
+def plain_text(piece: AnswerPiece) -> str:
+    """Return a piece as peers get it that know only text: a refusal is text as well."""
+    if isinstance(piece, str):
+        return piece
+    texts = (piece.fields.get(name) for name in ("content", "refusal"))
+    return (
+        "" if piece.choice else "".join(each for each in texts if isinstance(each, str))
+    )
+
+
 THOUGHTS = "reasoning_content"
 """The field of a delta with the model's thoughts."""
 

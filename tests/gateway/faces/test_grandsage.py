@@ -21,7 +21,8 @@ from gateway.serving import Pool, eventually, serving
 from harness.steps import calls
 from protocols.grandsage.recorded import CASES, Case, of_kind
 from shoal.domain.errors import InvalidRequest
-from shoal.gateway.faces.grandsage import decode_chat
+from shoal.domain.outcome import AnswerPiece, Delta
+from shoal.gateway.faces.grandsage import decode_chat, encode_pieces
 from shoal.gateway.http.responses import encode_lines
 from shoal.store.codec import encode_work
 
@@ -73,6 +74,20 @@ LINES: dict[str, tuple[str, list[str]]] = {
     "frames-split-3byte": ("a split character is kept whole", ["a", "日b"]),
     "frames-split-4byte": ("a split character is kept whole", ["😀"]),
 }
+
+
+def test_text_beside_other_fields_is_a_line() -> None:
+    pieces: list[AnswerPiece] = [
+        Delta(0, {"reasoning_content": "hm"}),
+        Delta(0, {"reasoning_content": "hm", "content": "a"}),
+        "b",
+        Delta(0, {"content": "c"}, logprobs={"content": []}),
+        Delta(0, {"refusal": "no"}),
+    ]
+
+    assert encode_pieces(pieces) == encode_lines(
+        [{"o": text} for text in ("a", "b", "c", "no")]
+    )
 
 
 def test_lines_of_one_read_take_as_many_calls_however_many() -> None:

@@ -297,13 +297,14 @@ def test_a_server_receives_the_text_only() -> None:
         Delta(0, {"reasoning_content": "hm"}),
         Delta(1, {"content": "another choice"}),
         Delta(0, {"content": "b"}),
+        Delta(0, {"refusal": "no"}),
     ]
 
     said = [
         d for each in deltas for d in session.send(AnswerChunk(JOB, LEASE, [each]), 0)
     ]
 
-    assert sent(said) == [b"\0\0\0Ma", b"\0\0\0Mb"]
+    assert sent(said) == [b"\0\0\0Ma", b"\0\0\0Mb", b"\0\0\0Mno"]
 
 
 def test_a_node_joins_by_its_url_and_leaves_by_disconnecting() -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from shoal.domain import errors
 from shoal.domain.credentials import Scope, usage_of
 from shoal.domain.moderation import BLOCKED
-from shoal.domain.outcome import AnswerPiece
+from shoal.domain.outcome import AnswerPiece, plain_text
 from shoal.domain.work import INSTRUCTIONS, JSON, Chat, message_text
 from shoal.gateway.chat.job_answers import answer_moderator
 from shoal.gateway.chat.messages import MESSAGES_MAX
@@ -129,7 +129,7 @@ async def _stream_answer(
         await response.prepare(request)
         moderator = answer_moderator(gateway, caller.name)
         if not await responses.forward_pieces(
-            request, response, reader, _encode_pieces, watch=moderator
+            request, response, reader, encode_pieces, watch=moderator
         ):
             gateway.jobs.cancel(reader.job_id, BLOCKED)
             return MODERATED
@@ -248,10 +248,10 @@ def _moderated_texts(chat: Chat) -> list[str]:
     return [message_text(message) for message in chat.messages[1:]]
 
 
-def _encode_pieces(pieces: Sequence[AnswerPiece]) -> bytes:
-    return responses.encode_lines(
-        [{"o": piece} for piece in pieces if isinstance(piece, str)]
-    )
+def encode_pieces(pieces: Sequence[AnswerPiece]) -> bytes:
+    """Return a line for each piece with text."""
+    texts = map(plain_text, pieces)
+    return responses.encode_lines([{"o": text} for text in texts if text])
 
 
 def _error_line(error: errors.ShoalError) -> bytes:

@@ -9,7 +9,7 @@ from shoal.domain import vocabulary as words
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece, Fault
+from shoal.domain.outcome import Fault, plain_text
 from shoal.protocols.grandsage import admission, codec
 from shoal.protocols.seam.context import WorkerProfile, unenforceable
 from shoal.protocols.seam.json_text import well_formed
@@ -217,7 +217,7 @@ class GrandSageServerSession:
                 task_id = self._running.get(job_id)
                 if task_id is None:
                     return ()  # stopped in the meantime
-                texts = map(_text_of, pieces)
+                texts = map(plain_text, pieces)
                 return tuple(
                     chain.from_iterable(self._text(task_id, text) for text in texts)
                 )
@@ -267,14 +267,6 @@ class GrandSageServerSession:
 
 def _cancel(job_id: JobId, task_id: int) -> words.CancelJob:
     return words.CancelJob(job_id, LeaseNumber(task_id))
-
-
-def _text_of(piece: AnswerPiece) -> str:
-    """Return the text in a piece of an answer; a server never requests more."""
-    if isinstance(piece, str):
-        return piece
-    text = piece.fields.get("content")
-    return text if isinstance(text, str) and not piece.choice else ""
 
 
 def _address(url: str, profile: WorkerProfile) -> str:
