@@ -66,8 +66,10 @@ def test_embeddings_are_read_in_other_forms(body: object) -> None:
     assert pieces == [Delta(0, {"embedding": "AACAPwAAAMA="})]
 
 
-def test_embeddings_without_an_index_are_in_their_order() -> None:
-    body = b'{"data": [{"embedding": [1.0]}, {"embedding": [-2.0]}]}'
+@pytest.mark.parametrize("index", ["", '"index": 0, ', '"index": null, '])
+def test_embeddings_without_an_index_are_in_their_order(index: str) -> None:
+    vectors = f'{{{index}"embedding": [1.0]}}, {{{index}"embedding": [-2.0]}}'
+    body = f'{{"data": [{vectors}]}}'.encode()
 
     pieces, _ = decode_input_answer(Embedding("m", ("a", "b")), body)
 

@@ -19,7 +19,12 @@ def said(role: str, content: object = "x", **more: object) -> Message:
     return {"role": role, "content": content, **more}
 
 
-CALL = said("assistant", "", tool_calls=[{"id": "c1", "function": {"name": "f"}}])
+def calling(**arguments: Any) -> Message:
+    function = {"name": "f", **arguments}
+    return said("assistant", "", tool_calls=[{"id": "c1", "function": function}])
+
+
+CALL = calling(arguments="{}")
 RESULT = said("tool", "4", tool_call_id="c1")
 S, T, U = said("system", "S"), said("system", "T"), said("system", "U")
 HI, BYE, REPLY = said("user", "hi"), said("user", "bye"), said("assistant", "hello")
@@ -95,6 +100,13 @@ def test_thoughts_in_a_history_have_the_names_that_engines_read() -> None:
     assert engine_messages([HI, thought]) == [HI, both]
     assert engine_messages([HI, both]) == [HI, both]
     assert engine_messages([HI, thought], {"reasoning"}) == [HI, said("assistant", "a")]
+
+
+def test_calls_in_a_history_have_arguments_that_engines_can_decode() -> None:
+    for call in (calling(), calling(arguments=""), calling(arguments=None), CALL):
+        assert engine_messages([HI, call, RESULT]) == [HI, CALL, RESULT]
+    kept = calling(arguments="{bad")
+    assert engine_messages([HI, kept, RESULT]) == [HI, kept, RESULT]
 
 
 def test_parts_that_an_engine_may_refuse_are_known() -> None:

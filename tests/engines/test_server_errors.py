@@ -204,3 +204,4 @@ def test_stream_error_is_classified_by_code() -> None:
     assert type(stream_error(event("oops"), "")) is JobError
     assert type(stream_error(event(7), "")) is JobError
     assert str(stream_error(event(500), "")) == "m"
+    assert type(stream_error(b"[%b]" % event(503), "")) is Unavailable

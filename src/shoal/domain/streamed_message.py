@@ -17,6 +17,9 @@ REASONING = (
 """Names of the model's thoughts; ``Delta`` has the first.  A server may send the same
 text under several."""
 
+NO_ARGUMENTS = "{}"
+"""The arguments of a call without any; some servers, and programs, send no text."""
+
 _LISTS = (list, tuple)
 _MAPPINGS = (dict, Mapping)  # nearly all are of the first, which is known sooner
 
@@ -85,6 +88,17 @@ class MessageReader:
         if calls and (pieces := self._read_calls(calls)):
             found["tool_calls"] = pieces
         return found
+
+    def complete_calls(self) -> list[JSON]:
+        """Return pieces with the arguments of the calls that have none so far.
+
+        Programs decode them as JSON, which an empty text is not.
+        """
+        calls = [each for each in self._calls.drafts if each.name]
+        empty = [each for each in calls if not each.arguments.strip()]
+        for draft in empty:
+            draft.texts.append(NO_ARGUMENTS)
+        return [self._piece(draft, NO_ARGUMENTS) for draft in empty]
 
     def _read_calls(self, calls: JSON) -> list[JSON]:
         if isinstance(calls, _MAPPINGS):

@@ -70,11 +70,13 @@ def _decode_embeddings(
     except server_errors.DECODE_ERRORS:
         answer = _odd_embeddings(_decode_odd(body, "embeddings", secret))
     vectors = sorted(answer.data, key=lambda vector: vector.index)
-    if [vector.index for vector in vectors] != list(range(inputs)):
+    indices = [vector.index for vector in vectors]
+    # Some servers have the index 0 for all, which are then in order.
+    if indices not in (list(range(inputs)), [0] * inputs):
         raise JobError(f"the server sent {len(vectors)} embeddings for {inputs}")
     pieces = [
-        Delta(vector.index, {"embedding": encode_vector(vector.embedding)})
-        for vector in vectors
+        Delta(index, {"embedding": encode_vector(vector.embedding)})
+        for index, vector in enumerate(vectors)
     ]
     _check_dimensions(pieces, work.options.get("dimensions"))
     return pieces, _usage(answer.usage)

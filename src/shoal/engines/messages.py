@@ -7,7 +7,7 @@ that answers no call.
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from shoal.domain.streamed_message import REASONING
+from shoal.domain.streamed_message import NO_ARGUMENTS, REASONING
 from shoal.domain.work import INSTRUCTIONS, JSON, message_text
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -78,11 +78,24 @@ def _with_known_roles(messages: Sequence[Message]) -> Iterator[Message]:
             yield {"role": "user", "content": message.get("content")}
         elif role in ROLES or role is None:  # without one, the engine refuses it
             made = message.get("tool_calls")
-            for call in made if isinstance(made, list | tuple) else ():
+            if not isinstance(made, list | tuple):
+                yield message
+                continue
+            for call in made:
                 calls.add(str(call.get("id") if isinstance(call, Mapping) else None))
-            yield message
+            yield {**message, "tool_calls": [_with_arguments(call) for call in made]}
         else:
             yield {**message, "role": "user"}
+
+
+def _with_arguments(call: JSON) -> JSON:
+    """Return a call whose arguments an engine can decode, if it has none."""
+    if not isinstance(call, Mapping):
+        return call
+    function = call.get("function")
+    if not isinstance(function, Mapping) or function.get("arguments"):
+        return call
+    return {**call, "function": {**function, "arguments": NO_ARGUMENTS}}
 
 
 def _in_turns_of_the_user(messages: Sequence[Message]) -> list[Message]:

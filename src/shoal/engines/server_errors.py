@@ -89,12 +89,15 @@ def parse_problem(body: bytes, secret: str = "") -> ServerProblem | None:
     """Decode an error in one of the known formats; None if it is in none.
 
     OpenAI: ``{"error": {"message": …}}``; Ollama: ``{"error": "…"}``; an older vLLM:
-    ``{"object": "error", "message": …}``; FastAPI: ``{"detail": …}``.
+    ``{"object": "error", "message": …}``; FastAPI: ``{"detail": …}``; Gemini has
+    OpenAI's in a list.
     """
     try:
         data = decode_json(body)
     except ValueError:
         return None
+    if isinstance(data, list) and len(data) == 1:
+        (data,) = data
     if not isinstance(data, dict):
         return None
     error: Any = data

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.steps import calls
+from shoal.domain.answer_assembly import assemble
 from shoal.domain.errors import (
     ContextExceeded,
+    EngineFailed,
     InvalidRequest,
     JobError,
     ShoalError,
@@ -436,6 +438,47 @@ def test_an_answer_without_a_choice_is_an_error(stream: bytes) -> None:
     assert read_all(stream, reader) == []
     with pytest.raises(JobError, match="sent an empty answer"):
         reader.finished()
+
+
+def test_an_empty_stream_is_a_failure_of_the_engine() -> None:
+    for stream in (b"", b"data: {", b'data: {"content": "Hello", "stop": true}\n\n'):
+        reader = AnswerReader()
+
+        assert read_all(stream, reader) == []
+        with pytest.raises(EngineFailed, match="ended in the middle"):
+            reader.finished()
+
+
+def test_an_error_in_a_choice_is_the_answers_error() -> None:
+    failed = {"message": "upstream died", "code": 502}
+    for choice in (
+        delta() | {"finish_reason": "error", "error": failed},
+        {"message": {"content": ""}, "index": "0", "error": failed},
+    ):
+        with pytest.raises(Unavailable, match="upstream died"):
+            read_all(event(text("a")) + event(choice) + DONE)
+
+
+@pytest.mark.parametrize(
+    ("reason", "arguments"), [("tool_calls", "{}"), ("stop", "{}"), ("length", "")]
+)
+def test_a_whole_call_without_arguments_gets_empty_ones(
+    reason: str, arguments: str
+) -> None:
+    function = {"name": "g", "arguments": '{"x":1}'}
+    whole = {"index": 1, "id": "c2", "function": function}
+    end = delta(content="a") | {"finish_reason": reason}
+    stream = event(delta(tool_calls=[CALL])) + event(delta(tool_calls=[whole]))
+
+    pieces = read_all(stream + event(end) + DONE)
+
+    (choice,) = assemble(pieces).choices
+    assert choice.fields["content"] == "a"
+    made: Any = choice.fields["tool_calls"]
+    assert [call["function"] for call in made] == [
+        {"name": "f", "arguments": arguments},
+        {"name": "g", "arguments": '{"x":1}'},
+    ]
 
 
 def test_a_call_without_a_name_is_an_error() -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
-from shoal.domain.errors import JobError, LimitExceeded, Unavailable
+from shoal.domain.errors import EngineFailed, JobError, LimitExceeded, Unavailable
 from shoal.domain.json_limits import NESTING_MAX, is_too_deep
 from shoal.domain.outcome import STOP_REASON, AnswerPiece, Delta
 from shoal.domain.streamed_message import REASONING, MessageReader
@@ -193,14 +193,19 @@ class AnswerReader:
     def finished(self) -> Finished:
         """Return how the answer ended.
 
-        Raises ServerLost if the stream broke off, and JobError if there is no answer,
+        Raises ServerLost if the stream broke off, EngineFailed if it did before there
+        was anything, as the job may be the cause, and JobError if there is no answer,
         or no answer to one of several prompts.
         """
         begun = self._messages.keys()
         ended = self._reasons.keys() | (set() if self._blank_is_null else self._blank)
         missing = self.missing if self._prompts > 1 else []
         if not self.done and (missing or not begun or not begun <= ended):
-            raise server_errors.ServerLost(TRUNCATED)
+            raise (
+                server_errors.ServerLost(TRUNCATED)
+                if begun
+                else EngineFailed(TRUNCATED)
+            )
         if not begun:
             raise JobError("the server sent an empty answer")
         if missing:
@@ -307,6 +312,9 @@ class AnswerReader:
         ):
             raise server_errors.stream_error(event, self._secret)
         for position, choice in enumerate(chunk.choices or ()):
+            if choice.error:
+                event = msgspec.json.encode({"error": choice.error})
+                raise server_errors.stream_error(event, self._secret)
             index = position if choice.index is None else choice.index
             if self._choices == 1:
                 if self._only is None:
@@ -339,23 +347,26 @@ class AnswerReader:
         if odd or self._halves.pending:
             fields = self._halves.join_fields(index, fields)
         several = self._choices > 1
-        reason = None
+        reason, logprobs = None, choice.logprobs
         if choice.finish_reason is not None:
             reason = self._read_reason(index, choice.finish_reason)
             for stop in (choice.stop_reason, choice.matched_stop):
                 if isinstance(stop, str):
                     fields = {**fields, STOP_REASON: stop}
         if reason is not None:
-            calls = several and message.has_calls
-            reason = known_finish_reason(reason, calls=calls) if several else None
-        if not (fields or choice.logprobs is not None or reason):
+            reason = known_finish_reason(reason, calls=message.has_calls)
+            if reason != "length" and (calls := message.complete_calls()):
+                batch.add(Delta(index, fields, choice.logprobs))
+                fields, logprobs = {"tool_calls": calls}, None
+        reason = reason if several else None
+        if not (fields or logprobs is not None or reason):
             return
         text = fields.get("content")
-        plain = len(fields) == 1 and choice.logprobs is None and not several
+        plain = len(fields) == 1 and logprobs is None and not several
         if plain and isinstance(text, str):
             batch.add(text)
         else:
-            batch.add(Delta(index, fields, choice.logprobs, reason))
+            batch.add(Delta(index, fields, logprobs, reason))
 
     def _read_reason(self, index: int, reason: str) -> str | None:
         """Record why a choice ended; return the reason, None if it may not have."""

@@ -39,7 +39,8 @@ class StreamChoice(msgspec.Struct, frozen=True):
     """The part of a chunk for one choice: ``delta`` in a chat, else ``text``.
 
     A whole answer has a ``message``.  vLLM's ``stop_reason``, and SGLang's
-    ``matched_stop``, is the stop string, or the number of a token.
+    ``matched_stop``, is the stop string, or the number of a token.  OpenRouter may have
+    the ``error`` here.
     """
 
     index: int | None = 0
@@ -50,6 +51,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: Any = None
     matched_stop: Any = None
+    error: Any = None
 
 
 class TokenDetails(msgspec.Struct, frozen=True):
@@ -208,6 +210,7 @@ def _choice(value: Mapping[str, Any]) -> StreamChoice:
         reason if isinstance(reason, str) else "stop" if reason else None,
         expressible(value.get("stop_reason")),
         expressible(value.get("matched_stop")),
+        expressible(value.get("error")),
     )
 
 
