@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,6 +127,19 @@ def changed(file: Path, folder: Path) -> Path:
     other = folder / file.name
     other.write_bytes(b"!" + data[1:-1] + b"!")
     return other
+
+
+def split(file: Path, folder: Path) -> list[Path]:
+    """Write a model in several files, as llama.cpp's gguf-split does; return them."""
+    read = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(folder / "big.gguf", "llama", split_max_tensors=11)
+    for each in read.tensors:
+        writer.add_tensor(each.name, each.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("big-*.gguf"))
 
 
 def manifest_of(file: Path) -> Manifest:
@@ -285,6 +299,29 @@ def test_manifest_without_hashes_proves_nothing(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="no hashes"):
         cache.begin((), FileHashes())
     cache.close()
+
+
+async def test_layers_may_be_in_several_files(
+    peers: Peers, file: Path, tmp_path: Path
+) -> None:
+    parts = split(file, tmp_path)
+    source = await peers.add(parts[0])
+
+    folder = await peers.fetch(source)
+
+    assert len(parts) > 2
+    assert cached(folder) == expected(file, range(1, 3))
+
+    await peers.fetch(source, layers=range(2, 4))
+    assert cached(folder) == expected(file, range(2, 4))
+
+
+async def test_disk_that_cannot_be_written_is_named(peers: Peers) -> None:
+    (peers.folder / CACHE).parent.mkdir()
+    (peers.folder / CACHE).write_text("in the way")
+
+    with pytest.raises(ConfigError, match=r"cannot write to .*copied: File exists"):
+        await peers.fetch(await peers.add())
 
 
 @given(

@@ -40,6 +40,7 @@ class FileHashes:
     def __init__(self, data: Path | None = None) -> None:
         self._folder = None if data is None else data / FOLDER
         self._closed = Event()
+        self._addresses: dict[tuple[object, ...], str] = {}
         self.hashed = 0
 
     def close(self) -> None:
@@ -55,14 +56,25 @@ class FileHashes:
 
     def address(self, files: Iterable[tuple[str, Path]]) -> str:
         """Return the address of a model of named files; empty: it is not known."""
-        entries = []
-        for name, path in sorted(files):
-            with suppress(OSError):
-                if (kept := self._kept(path, path.stat())) is not None:
-                    entry = FileEntry(name, kept.size, kept.sha256, kept.chunks)
-                    entries.append(entry)
-                    continue
+        named, stamps = sorted(files), list[object]()
+        try:
+            for _, path in named:
+                stamps += [identity(each.stat()) for each in (path, self._file(path))]
+        except OSError:
             return ""
+        key = (*named, *stamps)
+        if key not in self._addresses:  # else large hashes would be read each time
+            if len(self._addresses) >= ENTRIES_MAX:
+                self._addresses.clear()
+            self._addresses[key] = self._address(named)
+        return self._addresses[key]
+
+    def _address(self, named: Iterable[tuple[str, Path]]) -> str:
+        entries = []
+        for name, path in named:
+            if (kept := self._kept(path, path.stat())) is None:
+                return ""
+            entries.append(FileEntry(name, kept.size, kept.sha256, kept.chunks))
         return Manifest(tuple(entries)).address
 
     def known(self, path: Path) -> bytes | None:

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from engines.outputs import TINY, chat_of
+from harness.llama_cpp import llama_cpp
 from models.hub_server import COMMIT, HubServer, serving
 from shoal.app.server import run_coordinator
 from shoal.cli.worker.join_library import open_worker_library
@@ -30,6 +31,8 @@ from shoal.domain.job import Job
 from shoal.domain.work import Feature, HubModel, JobKind, ModelAction, ModelOrder, Work
 from shoal.domain.worker import Hardware, ModelLibrary, Offer
 from shoal.engines import gguf_files
+from shoal.ledger.keys import Signer
+from shoal.models.file_hashes import FileHashes
 from shoal.models.library import Library
 from shoal.models.library_server import LibraryServer
 from shoal.models.model_hub import ModelHub
@@ -367,6 +370,7 @@ async def library_of(
     config: JoinConfig,
     wire: str = "shoal",
     shared: Library | None = None,
+    signer: Signer | None = None,
 ) -> ModelLibrary | None:
     found = await open_worker_library(
         config,
@@ -374,7 +378,7 @@ async def library_of(
         *(home / "worker", (), Hardware(bandwidth_gb=12.5)),
         LibraryServer(shared or Library({})),
         keeps=False,
-        signer=None,
+        signer=signer,
     )
     return None if found is None else found.current
 
@@ -429,6 +433,28 @@ async def test_files_are_shared_if_the_owner_asks_for_it(
 
     assert len(library.names) == shared
     assert all(library.find(name) for name in library.names)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Debian's llama.cpp")
+async def test_model_that_may_be_split_has_the_address_of_its_copies(
+    home: Path,
+) -> None:
+    config = JoinConfig(load="local", llama_cpp=str(llama_cpp()))
+    signer, shared = Signer.from_seed(bytes(32)), Library({})
+
+    unknown = await library_of(home, config, shared=shared, signer=signer)
+    copied = await asyncio.to_thread(shared.find, "tiny")
+    assert copied is not None
+    address = FileHashes(home / "worker").manifest(copied).address
+    known = await library_of(home, config, signer=signer)
+
+    assert unknown is not None
+    assert known is not None
+    digests = {each.name: each.digest for each in known.models}
+    assert {each.digest for each in unknown.models} == {""}
+    assert digests["tiny"] == address
+    assert digests["damaged"] == ""
 
 
 def test_a_worker_starts_without_what_only_copies_need() -> None:

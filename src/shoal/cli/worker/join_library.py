@@ -79,9 +79,8 @@ class WorkerLibrary:
     ``share`` gets their files after each scan; ``rate`` is that of all copies.  Models
     that are not here are copied from the ``peers`` into the ``folder``; without peers
     they are unknown.  ``shared`` is how it takes part in models of several machines;
-    None: it does not.  Those that
-    are ``too_large`` for this machine, which its owner named, run only so.  ``free`` is
-    as in ``ModelMemory``.
+    None: it does not.  Those that are ``too_large`` for this machine, which its owner
+    named, run only so.  ``free`` is as in ``ModelMemory``.
     """
 
     files: FileLibrary
@@ -99,6 +98,7 @@ class WorkerLibrary:
     shared: SharedMemory | None = None
     too_large: Set[str] = frozenset()
     free: Callable[[int], int] | None = None
+    hashes: FileHashes = field(default_factory=FileHashes)
     _digests: dict[Path, str] = field(default_factory=dict)
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -154,11 +154,10 @@ class WorkerLibrary:
 
     def _scan(self) -> None:
         self.files.scan()
-        if self.shared is not None:  # for models of several machines
-            hashes = FileHashes(self.folder.parent)
-            for each in self.files.files.values():
+        for each in self.files.files.values():
+            if self.shared is not None and each.model.layers is not None:
                 parts = ((part.name, part.resolve()) for part in parts_of(each.path))
-                self._digests[each.path] = hashes.address(parts)
+                self._digests[each.path] = self.hashes.address(parts)
 
     async def fetch(
         self, order: ModelOrder, on_copied: Callable[[int, int | None], None]
@@ -177,7 +176,7 @@ class WorkerLibrary:
                 *(order.name, self.peers, self.folder),
                 progress=on_copied,
                 donors=self.paths(),
-                hashes=FileHashes(self.folder.parent),
+                hashes=self.hashes,
                 open_port=open_port,
                 rate=self.rate,
             )
@@ -319,6 +318,7 @@ async def open_worker_library(
         shared,
         large,
         memory.free,
+        FileHashes(data),
     )
     if kept and library.memory:
         files = [loaded[name] for name in kept]
