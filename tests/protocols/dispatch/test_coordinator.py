@@ -235,6 +235,18 @@ def test_the_text_of_an_answer_is_well_formed_and_its_output_unchanged() -> None
     assert completed.output == '{"text":"a\\ud83d..."}'
 
 
+@pytest.mark.parametrize(
+    ("output", "text"), [('"é"', "é"), (r'"a\ud83d"', "a\ufffd"), (r'"\""', '"')]
+)
+def test_an_output_that_is_a_text_is_an_answer(output: str, text: str) -> None:
+    session = given_to_it(QUESTION)
+
+    (completed,) = messages_in(session.receive([complete(output)], NOW))
+
+    assert isinstance(completed, Completed)
+    assert (completed.rest, completed.output) == ((text,), output)
+
+
 def test_an_empty_text_is_an_answer() -> None:
     (completed,) = messages_in(
         given_to_it(QUESTION).receive([complete('{"text":""}')], NOW)

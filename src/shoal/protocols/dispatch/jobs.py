@@ -295,9 +295,9 @@ def _mismatch(message: JobComplete, output: bytes) -> str:
 def _text_output(output: bytes) -> _TextOutput:
     try:
         return _text_outputs.decode(output)
-    except msgspec.ValidationError:
-        return _TextOutput()  # not an object
-    except msgspec.DecodeError:  # lone surrogate
+    except msgspec.DecodeError:  # not an object, or with a lone surrogate
         value = ecmascript_json.parse(output)
+        if isinstance(value, str):
+            return _TextOutput(value)
         fields = value if isinstance(value, dict) else {}
         return _TextOutput(fields.get("text"), fields.get("error"))
