@@ -1,6 +1,7 @@
 """The coordinator's end of a connection, once a worker has registered."""
 
 import base64
+import hashlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -214,6 +215,19 @@ def test_the_answer_of_a_task_is_its_output_as_signed() -> None:
 
     written = '{"2":[1e+21,0],"10":"ü","b":1}'
     assert completed == Completed(TASK.job_id, TASK.lease, rest=(written,))
+
+
+@pytest.mark.parametrize("prefix", ["", "sha256:"])
+@pytest.mark.parametrize("job", [TASK, QUESTION])
+def test_an_output_hashed_as_it_was_sent_is_kept_so(job: RunJob, prefix: str) -> None:
+    sent = r'{"text": "\u00fc", "score": 1.0}'
+    digest = prefix + hashlib.sha256(sent.encode()).hexdigest()
+
+    outputs = given_to_it(job).receive([complete(sent, output_hash=digest)], NOW)
+
+    (completed,) = outputs
+    written = '{"text":"ü","score":1}' if job is TASK else "ü"
+    assert completed == Completed(job.job_id, job.lease, rest=(written,), output=sent)
 
 
 @pytest.mark.parametrize("output", ["null", "5", '"x"', "[]", '{"error":"no"}'])
