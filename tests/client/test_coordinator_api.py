@@ -135,7 +135,11 @@ def answer_of(body: bytes, status: str = "200 OK") -> bytes:
         (answer_of(b'{"error": {"message": "no"}}', "403 No"), Forbidden, "^no$"),
         (answer_of(b'{"error": "later"}', "503 No"), Unavailable, "^later$"),
         (answer_of(b"hello"), PeerError, "is not a Shoal coordinator"),
-        (answer_of(b"[]")[:-1], ConnectionLost, "connection: the answer is incomplete"),
+        (
+            answer_of(b"[]")[:-1],
+            ConnectionLost,
+            "connection: the answer is incomplete$",
+        ),
         (b"", ConnectionLost, "ended the connection: .*URL begins with https://"),
     ],
 )

@@ -54,6 +54,8 @@ def test_job_with_two_workers_is_explained() -> None:
             (
                 PassedOver("all slots busy", 9, (TWO, WorkerId("w:three"))),
                 PassedOver("does not have m1", 4),
+                PassedOver("paused", 1),
+                PassedOver("draining", 2, (TWO,)),
             ),
         ),
         JobStarted(JOB.id, FIRST),
@@ -67,6 +69,8 @@ def test_job_with_two_workers_is_explained() -> None:
         "given to w:one, attempt 1: least busy: 0% of its slots in use",
         "  passed over: w:two, w:three and 7 others: all slots busy",
         "  passed over: 4 workers: does not have m1",
+        "  passed over: 1 worker: paused",
+        "  passed over: w:two and 1 other: draining",
         "first output of attempt 1",
         "back in the queue after attempt 1: worker lost: closed by peer",
         "given to w:two, attempt 2: least busy: 50% of its slots in use",

@@ -478,9 +478,9 @@ class CoordinatorApi:
     def _fail(self, error: Exception) -> NoReturn:
         """Raise ConnectionLost: the connection ended before the answer."""
         reason = getattr(error, "strerror", None) or error
-        if isinstance(error, IncompleteRead):
-            reason = "the answer is incomplete"
         hint = TLS_HINT if self.http_url.startswith("http:") else ""
+        if isinstance(error, IncompleteRead):  # it has begun, so it is HTTP
+            reason, hint = "the answer is incomplete", ""
         raise ConnectionLost(
             f"{self.base_url} ended the connection: {reason}{hint}"
         ) from error

@@ -155,8 +155,9 @@ def describe_workers(group: facts.PassedOver) -> str:
     names = ", ".join(group.workers)
     others = group.count - len(group.workers)
     if not names:
-        return f"{others} workers"
-    return f"{names} and {others} others" if others > 0 else names
+        return "1 worker" if others == 1 else f"{others} workers"
+    more = "1 other" if others == 1 else f"{others} others"
+    return f"{names} and {more}" if others > 0 else names
 
 
 def last_line(error: str) -> str:
