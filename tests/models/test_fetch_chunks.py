@@ -298,15 +298,17 @@ async def test_an_existing_model_is_not_replaced(hosts: Hosts) -> None:
 
 
 async def test_two_fetches_of_one_model_do_not_mix(hosts: Hosts) -> None:
-    host = await hosts.add()
+    host, refused = await hosts.add(), asyncio.Event()
+    host.may_send = refused.wait
+    fetches = {asyncio.create_task(hosts.fetch(host)) for _ in range(2)}
 
-    results = await asyncio.gather(
-        hosts.fetch(host), hosts.fetch(host), return_exceptions=True
+    (failed,), (other,) = await asyncio.wait(
+        fetches, return_when=asyncio.FIRST_COMPLETED
     )
+    refused.set()
 
-    errors = [each for each in results if isinstance(each, ConfigError)]
-    assert len(errors) == 1
-    assert "another process is fetching org/name" in str(errors[0])
+    assert "another process is fetching org/name" in str(failed.exception())
+    assert files((await other).path) == CONTENT
 
 
 async def test_a_model_that_nobody_shares_is_unknown(hosts: Hosts) -> None:
