@@ -19,7 +19,7 @@ from engines.outputs import TINY, chat_of
 from harness.llama_cpp import llama_cpp
 from models.hub_server import COMMIT, HubServer, serving
 from shoal.app.server import run_coordinator
-from shoal.cli.worker.join_library import open_worker_library
+from shoal.cli.worker.join_library import WorkerLibrary, open_worker_library
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.cli.worker.run_worker import JoinArguments, run_worker
 from shoal.config import JoinConfig, ServeConfig
@@ -372,7 +372,18 @@ async def library_of(
     shared: Library | None = None,
     signer: Signer | None = None,
 ) -> ModelLibrary | None:
-    found = await open_worker_library(
+    found = await opened_library(home, config, wire, shared, signer)
+    return None if found is None else found.current
+
+
+async def opened_library(
+    home: Path,
+    config: JoinConfig,
+    wire: str = "shoal",
+    shared: Library | None = None,
+    signer: Signer | None = None,
+) -> WorkerLibrary | None:
+    return await open_worker_library(
         config,
         JoinTarget("http://host", discover()[wire], "", None),
         *(home / "worker", (), Hardware(bandwidth_gb=12.5)),
@@ -380,7 +391,6 @@ async def library_of(
         keeps=False,
         signer=signer,
     )
-    return None if found is None else found.current
 
 
 async def test_orders_need_a_wire_that_has_them(home: Path) -> None:
@@ -429,9 +439,10 @@ async def test_files_are_shared_if_the_owner_asks_for_it(
 ) -> None:
     library = Library({})
 
-    await library_of(home, JoinConfig(load=load), shared=library)
+    found = await opened_library(home, JoinConfig(load=load), shared=library)
 
-    assert len(library.names) == shared
+    assert found is not None
+    assert len(found.shared_paths()) == len(library.names) == shared
     assert all(library.find(name) for name in library.names)
 
 

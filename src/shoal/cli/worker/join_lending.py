@@ -102,7 +102,9 @@ class SharedMemory:
     ) -> Lender:
         """Return what holds parts of models that others run.
 
-        ``files`` are the models of this machine, which may have the same layers.
+        ``files`` are the models of this machine, which may have the same layers.  They
+        must be shared with the pool: the process of a part sees what is copied, so a
+        machine that knows a hash of a file could get its bytes.
         """
 
         async def start(folder: Path, cache: Path | None, memory: int) -> ShardProcess:

@@ -213,6 +213,10 @@ class WorkerLibrary:
         """Return the files of its models, the first part of each."""
         return [each.path for each in self.files.files.values()]
 
+    def shared_paths(self) -> Sequence[Path]:
+        """Return the files that other machines of the pool can get, too."""
+        return () if self.share is _ignore else self.paths()
+
     def file(self, name: str) -> LoadableFile:
         """Return the file of a model.  Raises ConfigError."""
         if (file := self.files.files.get(name)) is None:

@@ -315,7 +315,7 @@ def _orders(
         ],
         None
         if shared is None
-        else shared.lender(worker.throttle, report_lent, library.paths),
+        else shared.lender(worker.throttle, report_lent, library.shared_paths),
         open_group if shared is not None and shared.runs else None,
         library.free,
     )
