@@ -15,8 +15,10 @@ from protocols.tealenet.peers import (
     heartbeat,
     hello,
     hello_ack,
+    inference_request,
     local_coordinator,
     local_worker,
+    submitted_request,
 )
 from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.ids import JobId, LeaseNumber
@@ -79,6 +81,29 @@ def test_a_silent_peer_becomes_unfit_and_is_disconnected() -> None:
 
     assert mac.end.closed == "silent for 30 s"
     assert len(mac.end.messages(LoadChanged)) == 1
+
+
+def test_a_peer_that_waits_for_an_answer_may_be_silent() -> None:
+    peer = joined_mac()
+    peer.deliver(inference_request())
+    (run,) = peer.end.messages(RunJob)
+
+    peer.wait(100.0)
+    assert peer.end.closed is None
+    peer.send(Completed(run.job_id, run.lease))
+    peer.wait(31.0)
+
+    assert peer.end.closed == "silent for 30 s"
+
+
+def test_a_silent_peer_that_has_a_job_is_lost_with_it() -> None:
+    mac = joined_mac()
+    mac.deliver(inference_request())
+    submitted_request(mac)
+
+    mac.wait(31.0)
+
+    assert mac.end.closed == "silent for 30 s"
 
 
 def test_a_heartbeat_after_silence_makes_a_peer_fit_again() -> None:

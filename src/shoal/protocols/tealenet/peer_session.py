@@ -411,8 +411,8 @@ class TealePeerSession:
         """Act on the peer's silence."""
         if state.liveness(now) is not PeerLiveness.DISCONNECTED:
             return state.load_events()
-        if not self._profile.requires_hello and len(self._inbound):
-            # Gateways on a relay send nothing while they wait for an answer.
+        if len(self._inbound) and not len(self._outbound):
+            # Gateways and small clients send nothing while they wait for an answer.
             state.note_alive(now)
             return ()
         return (self._close(state.silence),)
