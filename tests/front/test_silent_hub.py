@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,7 +40,9 @@ class Hub:
 
     def channel(self) -> Channel:
         return Channel(
-            frames.OF_FRONTS, lambda channel: None, self._on_frame, lambda channel: None
+            frames.OF_FRONTS,
+            lambda channel: partial(self._on_frame, channel),
+            lambda channel: None,
         )
 
     def go_on(self) -> None:

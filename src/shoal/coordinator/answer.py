@@ -382,8 +382,8 @@ class Answer:
         """End the answer with its outcome or an error; the first end counts."""
         if self.end is None:
             self.end = end
-            for reading in self._readings:
-                reading.wake()
+            for reading in [*self._readings]:  # one may leave at once
+                reading.end()
             if self.listener is not None:
                 self.listener.on_end(self)
 

@@ -25,16 +25,26 @@ def memory_cost(piece: AnswerPiece) -> int:
 
 
 class RemoteReader(Protocol):
-    """A client in another process, which may get pieces past this one."""
+    """A client in another process, which may get pieces past this one.
+
+    It is called where things happen, and must neither wait nor raise.
+    """
+
+    def on_pieces(self, pieces: Sequence[AnswerPiece], *, copied: bool) -> bool:
+        """Take pieces; return whether any are on their way to the client.
+
+        It finds in the answer what it did not take.  ``copied`` is as in
+        ``AnswerChunk``.
+        """
+
+    def on_requeue(self) -> None:
+        """Report that the job waits for another worker."""
 
     def on_lease(self, *, routable: bool, resumes: bool) -> TextRoute | None:
         """Note a new lease; return where its worker may send pieces, if ``routable``.
 
         ``resumes``: the worker goes on with the answer that it has begun.
         """
-
-    def on_copied(self, pieces: Sequence[AnswerPiece]) -> bool:
-        """Take pieces of the worker that were copied; return whether it took them."""
 
     def settle(self, then: Callable[[], None]) -> None:
         """Add to the answer what the client has of it, then call ``then``."""
@@ -81,7 +91,7 @@ SLOW_SECONDS = 10.0  # seconds it may leave more than UNREAD_MAX unread
 class AnswerCursor:
     """One reader's position in an answer; without ``counts`` it only observes.
 
-    ``remote`` is the client, if it is in another process.
+    ``remote`` is the client, if it is in another process and follows what comes.
     ``answer`` names the worker that answers, or answered last.  ``on_cancelled`` is
     called before Cancelled is raised, and may raise another error.  ``ended`` is the
     outcome, once the reader has it.
@@ -103,6 +113,7 @@ class AnswerCursor:
         self._wake: asyncio.Future[None] | None = None
         self._aborted: ShoalError | None = None
         self._on_requeue: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self._write: Callable[[Sequence[AnswerPiece]], bool] | None = None
 
     @property
@@ -134,15 +145,36 @@ class AnswerCursor:
         # give another answer.
         self._attentive = False
         self._unread = None
-        while (end := self._aborted or self.answer.end) is None:
+        while (self._aborted or self.answer.end) is None:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
+        return self.result()
+
+    def result(self) -> Outcome:
+        """Return the outcome, once it is over.  Raises as ``outcome`` does."""
+        end = self._aborted or self.answer.end
+        assert end is not None, "it is over"
         if isinstance(end, Outcome):
             self.ended = end
             return end
         if isinstance(end, Cancelled) and self.on_cancelled is not None:
             self.on_cancelled()
         raise end
+
+    def follow(
+        self, on_end: Callable[[], None], remote: RemoteReader | None
+    ) -> list[AnswerPiece]:
+        """Call ``on_end`` once it is over; return what there is to read now.
+
+        What comes before the end goes to ``remote``; None: as with ``outcome``.
+        """
+        self._on_end, self.remote = on_end, remote
+        unread, self._unread = self._unread, None
+        if remote is None:
+            self._attentive = False
+            return []
+        self._on_requeue = remote.on_requeue
+        return [] if unread is None else unread.all()
 
     def on_requeue(self, call: Callable[[], None]) -> None:
         """Call ``call`` whenever the job waits for another worker."""
@@ -176,12 +208,13 @@ class AnswerCursor:
         """
         if not self._attentive:
             return True
-        if self._write is not None and not self._unread_size:
-            remote = self.remote if copied else None
-            write = self._write if remote is None else remote.on_copied
-            if write(pieces):
+        if self.remote is not None:
+            if self.remote.on_pieces(pieces, copied=copied):
                 self.answer.was_read = True
-                return True
+            return True
+        if self._write is not None and not self._unread_size and self._write(pieces):
+            self.answer.was_read = True
+            return True
         if self._unread is not None:
             self._unread.extend(pieces)
         elif pieces:
@@ -197,13 +230,20 @@ class AnswerCursor:
         What is called refers to the reader, so that both would stay until the garbage
         collector finds them, with all of the request.
         """
-        self._on_requeue = self._write = self.remote = None
+        self._on_requeue = self._on_end = self._write = self.remote = None
 
     def abort(self, error: ShoalError) -> None:
         """End this cursor, and no other, with an error."""
         self._aborted = error
         self.clear()
-        self.wake()
+        self.end()
+
+    def end(self) -> None:
+        """Report that it is over."""
+        if self._on_end is not None:
+            self._on_end()
+        else:
+            self.wake()
 
     def clear(self) -> None:
         """Drop unread pieces."""

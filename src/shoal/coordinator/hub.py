@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import TypeAlias
@@ -156,6 +156,7 @@ class Hub:
         self._unpaid = False  # whether jobs were refused for lack of funds
         self._alarm: Timer | None = None
         self._answers = open_answers.OpenAnswers(store, self.blobs)
+        self.when_accepted = self._answers.when_accepted
         self.grants = CallGrants(call_secret, self.pool, self._answers)
         self._connections = WorkerConnections()
         self._worker_events = WorkerEvents(
@@ -196,7 +197,7 @@ class Hub:
         early: bool = False,
         check: Callable[[JobId], None] | None = None,
         seen: Sequence[AnswerPiece] | None = None,
-    ) -> AbstractAsyncContextManager[AnswerCursor]:
+    ) -> "JobBlock":
         """Run ``job`` for the length of the block; leaving early cancels it.
 
         However the block ends, no worker is left working for a client that has
@@ -215,7 +216,16 @@ class Hub:
         Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
         KeyReused, ShuttingDown or StoreError before the job is accepted.
         """
-        return _JobRun(self, job, early, check, seen)
+        return JobBlock(self, job, early, check, seen)
+
+    def attach_at_once(self, job: Job) -> AnswerCursor | None:
+        """Submit a job and read its answer; None: something has to be awaited first.
+
+        Raises as ``run_job`` does.
+        """
+        if job.idempotency_key or (job.terms.kept and is_large(job)):
+            return None
+        return self._submit(job).open_reader()
 
     async def attach(
         self, job: Job, seen: Sequence[AnswerPiece] | None = None
@@ -795,7 +805,7 @@ def _has_client(job: Job) -> bool:
     return job.unattended < math.inf and not calls
 
 
-class _JobRun(msgspec.Struct):
+class JobBlock(msgspec.Struct):
     """The block of ``Hub.run_job``: a generator would take five times the calls."""
 
     hub: Hub
@@ -805,22 +815,48 @@ class _JobRun(msgspec.Struct):
     seen: Sequence[AnswerPiece] | None
     reader: AnswerCursor | None = None
 
+    def begin(self) -> AnswerCursor | None:
+        """Begin the block, if nothing has to be awaited for that; ``end`` ends it.
+
+        None: it has not begun.
+        """
+        if self.seen is not None or not self.early:
+            return None
+        reader = self.reader = self.hub.attach_at_once(self.job)
+        if reader is not None:
+            self._check_first(reader)
+        return reader
+
+    def end(self) -> None:
+        """End the block."""
+        assert self.reader is not None, "the block has begun"
+        self.hub.detach(self.reader, self.job)
+
     async def __aenter__(self) -> AnswerCursor:
+        if (begun := self.begin()) is not None:
+            return begun
         reader = self.reader = await self.hub.attach(self.job, self.seen)
-        try:
-            if not self.early:
+        if not self.early:
+            try:
                 await self.hub.wait_accepted(reader.job_id)
-            if self.check is not None:
-                reader.on_cancelled = partial(self.check, reader.job_id)
-                self.check(reader.job_id)
-        except BaseException:
-            self.hub.detach(reader, self.job)
-            raise
+            except BaseException:
+                self.end()
+                raise
+        self._check_first(reader)
         return reader
 
     async def __aexit__(self, *_: object) -> None:
-        assert self.reader is not None, "the block has begun"
-        self.hub.detach(self.reader, self.job)
+        self.end()
+
+    def _check_first(self, reader: AnswerCursor) -> None:
+        if self.check is None:
+            return
+        reader.on_cancelled = partial(self.check, reader.job_id)
+        try:
+            self.check(reader.job_id)
+        except BaseException:
+            self.end()
+            raise
 
 
 def _is_stored_job(mail: HubMail) -> bool:

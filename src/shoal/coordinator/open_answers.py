@@ -1,9 +1,10 @@
 """The answers to all open jobs, from submission until the job ends."""
 
 import asyncio
-from collections.abc import KeysView, Mapping
+from collections.abc import Callable, KeysView, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 from msgspec.structs import asdict, replace
 
@@ -36,6 +37,10 @@ LIMIT_ERRORS: Mapping[TimeLimit, type[errors.ShoalError]] = {
 }
 
 
+OnAccepted: TypeAlias = Callable[[ShoalError | None], None]
+"""Is called when a job is accepted, or with the error that it was refused with."""
+
+
 class OpenAnswers(dict[JobId, Answer]):
     """Answers by job id.  Only the hub and its effects open and close them.
 
@@ -49,8 +54,8 @@ class OpenAnswers(dict[JobId, Answer]):
         self._blobs = blobs
         self._jobs_by_key: dict[tuple[str, str], Job] = {}  # owner, idempotency key
         self._keys: dict[JobId, tuple[str, str]] = {}
-        # Jobs that are not accepted yet, with their owners and who waits for that.
-        self._accepting: dict[JobId, tuple[str, list[asyncio.Future[None]]]] = {}
+        # Jobs that are not accepted yet, with their owners and what is called then.
+        self._accepting: dict[JobId, tuple[str, list[OnAccepted]]] = {}
 
     @property
     def unaccepted(self) -> KeysView[JobId]:
@@ -122,11 +127,21 @@ class OpenAnswers(dict[JobId, Answer]):
         """
         if job_id in self._accepting:
             accepted = asyncio.get_running_loop().create_future()
-            self._accepting[job_id][1].append(accepted)
+            self.when_accepted(job_id, partial(_resolve, accepted))
             await accepted
         answer = self.get(job_id)
         if answer is not None and isinstance(answer.end, StoreError):
             raise answer.end  # refused after others of its batch were decided
+
+    def when_accepted(self, job_id: JobId, call: OnAccepted) -> None:
+        """Call ``call`` once a job is accepted or refused; at once if it was accepted.
+
+        If it is refused, ``call`` gets the error.
+        """
+        if (accepting := self._accepting.get(job_id)) is None:
+            call(None)
+        else:
+            accepting[1].append(call)
 
     def resolve(self, job_id: JobId, error: ShoalError | None = None) -> None:
         """Resolve a submission: accepted, or refused with ``error``.
@@ -135,15 +150,9 @@ class OpenAnswers(dict[JobId, Answer]):
         """
         if job_id not in self._accepting:
             return
-        _, waiting = self._accepting.pop(job_id)
-        for accepted in waiting:
-            if accepted.done():
-                continue  # its caller has left
-            if error is None:
-                accepted.set_result(None)
-            else:
-                accepted.set_exception(error)
-                accepted.exception()  # retrieved: its caller may leave at this moment
+        _, calls = self._accepting.pop(job_id)
+        for call in calls:
+            call(error)
         if error is None and (listener := self[job_id].listener) is not None:
             listener.on_accepted(job_id)
 
@@ -173,6 +182,16 @@ class OpenAnswers(dict[JobId, Answer]):
             return None
         check_same_request(job, stored.job)
         return Answer.completed(stored.job.id, stored.outcome)
+
+
+def _resolve(accepted: asyncio.Future[None], error: ShoalError | None) -> None:
+    if accepted.done():
+        return  # its caller has left
+    if error is None:
+        accepted.set_result(None)
+    else:
+        accepted.set_exception(error)
+        accepted.exception()  # retrieved: its caller may leave at this moment
 
 
 def check_same_request(job: Job, known: Job) -> None:

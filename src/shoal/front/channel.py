@@ -18,61 +18,58 @@ UNSENT_MAX = 1 << 20  # bytes that may wait for the other end to read
 class Channel(asyncio.Protocol):
     """One end of a link.
 
-    ``on_open`` is called with it, then ``on_frame`` with each frame, and at last
-    ``on_lost`` once.
+    ``on_open`` is called with it, and returns what is called with each frame;
+    ``on_lost`` is called at last, once.
     """
 
     def __init__(
         self,
         decoder: MessageDecoder,
-        on_open: Callable[["Channel"], None],
-        on_frame: Callable[["Channel", Any], None],
+        on_open: Callable[["Channel"], Callable[[Any], None]],
         on_lost: Callable[["Channel"], None],
     ) -> None:
         self.open = False
         self._decoder = decoder
         self._on_open = on_open
-        self._on_frame = on_frame
+        self._on_frame: Callable[[Any], None] | None = None  # until it is open
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._outgoing: list[bytes] = []
         self._before_flush: list[Callable[[], None]] = []
         self._flushes = False  # whether it is scheduled
-        self._writable = asyncio.Event()
+        self.is_congested = False  # whether the other end reads too slowly
+        self._on_writable: list[Callable[[], None]] = []
 
-    @property
-    def is_congested(self) -> bool:
-        """Whether the other end reads more slowly than this one writes."""
-        return not self._writable.is_set()
-
-    async def writable(self) -> None:
-        """Wait until the other end has read most of what was sent, or is gone."""
-        await self._writable.wait()
+    def when_writable(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once the other end has read most of what was sent."""
+        self._on_writable.append(call)
 
     def send(self, frame: object) -> None:
         """Send a frame at the end of this turn of the loop, if it is open."""
         if self.open:
             data = encode(frame)
-            self._schedule()
+            if not self._flushes:
+                self._schedule()
             self._outgoing += (HEAD.pack(WHOLE, len(data)), data)
 
     def before_flush(self, call: Callable[[], None]) -> None:
         """Call ``call`` at the end of this turn, to send what has gathered."""
         if self.open:
-            self._schedule()
+            if not self._flushes:
+                self._schedule()
             self._before_flush.append(call)
 
     def close(self) -> None:
         """Send what there is, and close."""
+        self._on_frame = None
         if self._transport is not None:
             self._flush()
             self._transport.close()
 
     def _schedule(self) -> None:
-        if not self._flushes:
-            self._flushes = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._flushes = True
+        asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         calls, self._before_flush = self._before_flush, []
@@ -89,30 +86,31 @@ class Channel(asyncio.Protocol):
         # A cast, because uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(UNSENT_MAX)
-        self._writable.set()
         self.open = True
-        self._on_open(self)
+        self._on_frame = self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
         try:
             for message in self._arrived():
-                if not self.open:
+                if not self.open or self._on_frame is None:
                     return
-                self._on_frame(self, self._decoder.decode(message))
+                self._on_frame(self._decoder.decode(message))
         except PeerError as error:
             log.error("a link is cut: %s", error)  # a fault of this program
             self._drop()
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self.is_congested = True
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self.is_congested = False
+        calls, self._on_writable = self._on_writable, []
+        for call in calls:
+            call()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._writable.set()
         if self.open:
             self.open = False
             self._on_lost(self)

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,8 +10,8 @@ from msgspec.structs import replace
 from shoal import __version__
 from shoal.coordinator.answer import Answer, ReaderTooSlow, UnusableOutput
 from shoal.coordinator.answer_reader import AnswerCursor
-from shoal.coordinator.hub import Hub
-from shoal.domain.answer_assembly import pieces_after, size_of
+from shoal.coordinator.hub import Hub, JobBlock
+from shoal.domain.answer_assembly import pieces_after, pieces_from, size_of
 from shoal.domain.credentials import Key
 from shoal.domain.errors import ShoalError, Unauthorized, UnknownModel, release_frames
 from shoal.domain.facts import Fact
@@ -80,7 +79,7 @@ class FrontLinks:
 
     def channel(self) -> Channel:
         """Return this end of a new link."""
-        return Channel(frames.OF_FRONTS, self._on_open, self._on_frame, self._on_lost)
+        return Channel(frames.OF_FRONTS, self._on_open, self._on_lost)
 
     def hand_over(self) -> None:
         """Cut all links, and let no client leave: all go on at the next hub."""
@@ -95,19 +94,17 @@ class FrontLinks:
             channel.close()
             self._on_lost(channel)
 
-    def _on_open(self, channel: Channel) -> None:
+    def _on_open(self, channel: Channel) -> Callable[[frames.FrontFrame], None]:
+        link = _Link(self, channel)
         if self.is_handed_over:
             channel.close()
-            return
-        self._links[channel] = _Link(self, channel)
+        else:
+            self._links[channel] = link
+        return link.receive
 
     def _on_lost(self, channel: Channel) -> None:
         if (link := self._links.pop(channel, None)) is not None:
             link.end()
-
-    def _on_frame(self, channel: Channel, frame: frames.FrontFrame) -> None:
-        if (link := self._links.get(channel)) is not None:
-            link.receive(frame)
 
     def _on_keys(self) -> None:
         for channel in self._links:
@@ -136,29 +133,32 @@ class _Link:
     """The link of one front."""
 
     def __init__(self, links: FrontLinks, channel: Channel) -> None:
-        self._links = links
-        self._hub = links.hub
-        self._access = links.access
+        self.hub = links.hub
         self.channel = channel
+        self.streams: dict[int, _SentAnswer] = {}  # that have not ended
+        self._links = links
+        self._access = links.access
         self._opening = frames.LinkOpening(frames.VERSION, "")  # of the front
-        self._streams: dict[int, asyncio.Task[None]] = {}
-        self._readers: dict[int, _StreamReader] = {}  # of those that come in pieces
 
     def end(self) -> None:
         """Let the clients of all its streams leave."""
-        streams, self._streams = self._streams, {}
+        streams, self.streams = self.streams, {}
         for stream in streams.values():
-            stream.cancel()
+            stream.leave()
 
     def receive(self, frame: frames.FrontFrame) -> None:
         """Do what a frame asks for."""
         channel = self.channel
         match frame:
+            case frames.Submit():
+                self._begin(frame)
+            case AnsweredRequest():
+                self._links.on_answered(frame)
             case frames.LinkOpening(version=version):
                 self._opening = frame
                 channel.send(
                     frames.LinkOpening(
-                        *(frames.VERSION, __version__, self._hub.epoch),
+                        *(frames.VERSION, __version__, self.hub.epoch),
                         self._links.models,
                         text_secret=self._links.text_secret,
                     )
@@ -167,20 +167,16 @@ class _Link:
                     channel.close()  # it reads why in the version
             case frames.KeyQuery():
                 channel.send(self._found(frame))
-            case frames.Submit():
-                self._begin(frame)
             case frames.Leave(stream=number):
-                if (stream := self._streams.pop(number, None)) is not None:
-                    stream.cancel()
+                if (leaving := self.streams.pop(number, None)) is not None:
+                    leaving.leave()
             case frames.Settled(stream=number, pieces=pieces):
-                if (reading := self._readers.get(number)) is not None:
-                    reading.on_settled(pieces)
+                if (stream := self.streams.get(number)) is not None:
+                    stream.on_settled(pieces)
             case frames.Cancel(job_id=job_id, reason=reason):
                 self._access.jobs.cancel(job_id, reason)
             case frames.WaitQuery(number=number, job_id=job_id):
-                channel.send(frames.Waits(number, self._hub.waits_for(job_id) or ""))
-            case AnsweredRequest():
-                self._links.on_answered(frame)
+                channel.send(frames.Waits(number, self.hub.waits_for(job_id) or ""))
 
     def _found(self, query: frames.KeyQuery) -> frames.KeyFound:
         try:
@@ -195,60 +191,24 @@ class _Link:
         )
 
     def _begin(self, submitted: frames.Submit) -> None:
-        number = submitted.stream
-        if number in self._streams:
-            return
-        running = asyncio.get_running_loop().create_task(self._run(submitted))
-        self._streams[number] = running
-        running.add_done_callback(lambda _: self._drop(number, running))
+        if submitted.stream not in self.streams:
+            stream = self.streams[submitted.stream] = _SentAnswer(self, submitted)
+            stream.begin(submitted)
 
-    def _drop(self, number: int, running: asyncio.Task[None]) -> None:
-        if (reading := self._readers.pop(number, None)) is not None:
-            reading.abandon()
-        if self._streams.get(number) is running:
-            del self._streams[number]
-
-    async def _run(self, submitted: frames.Submit) -> None:
-        """Run a job, and send its answer until it ends or its client leaves."""
-        number, channel = submitted.stream, self.channel
-        reader: AnswerCursor | None = None
-        try:
-            job = self._fitting(submitted.job)
-            headers: dict[str, str] = {}
-            if job.terms.left_out:
-                headers[LEFT_OUT] = left_out_header(job.terms.left_out)
-            async with self._access.jobs.run(
-                job,
-                self._key_of(submitted),
-                headers,
-                early=True,  # the lease may come with the acceptance
-                seen=submitted.seen if submitted.again else None,
-            ) as reader:
-                accepted = frames.Accepted(number, reader.job_id, headers)
-                stream = _StreamReader(accepted, self, reader, submitted.seen)
-                if is_streamed(job):
-                    self._readers[number] = reader.remote = stream
-                await self._access.jobs.wait_accepted(reader.job_id)
-                stream.accept()
-                if is_streamed(job):
-                    await stream.forward()
-                outcome = await reader.outcome()
-        except ShoalError as error:
-            failure = frames.Failure.of(error)
-            ended = frames.Ended(number, None, failure, refused=reader is None)
-            release_frames(error)
-        else:
-            ended = frames.Ended(number, outcome)
-        if reader is not None:
-            answer = reader.answer
-            ended = replace(
-                ended,
-                refused=answer.refused,
-                worker_id=answer.worker_id,
-                lease=answer.lease,
-                size=answer.size,
-            )
-        channel.send(ended)
+    def run(
+        self, submitted: frames.Submit, headers: dict[str, str]
+    ) -> AbstractAsyncContextManager[AnswerCursor]:
+        """Return what runs a job for the length of a block, see ``JobService``."""
+        job = self._fitting(submitted.job)
+        if job.terms.left_out:
+            headers[LEFT_OUT] = left_out_header(job.terms.left_out)
+        return self._access.jobs.run(
+            job,
+            self._key_of(submitted),
+            headers,
+            early=True,  # the lease may come with the acceptance
+            seen=submitted.seen if submitted.again else None,
+        )
 
     def text_route(self, job_id: JobId, lease: LeaseNumber) -> TextRoute | None:
         """Return how a worker reaches the front with an answer, if it can."""
@@ -291,52 +251,158 @@ def is_streamed(job: Job) -> bool:
     return isinstance(job.work, Chat | Completion) and not job.terms.whole
 
 
-class _StreamReader:
-    """Sends what comes of one answer, once a turn of the loop.
+class _SentAnswer:
+    """Runs one job, and sends what comes of its answer, once a turn of the loop.
 
-    ``seen``: the client has that already.  ``accepted`` says that the job is accepted.
+    It has a task only if something is awaited before the job is submitted.
     """
 
-    def __init__(
-        self,
-        accepted: frames.Accepted,
-        link: _Link,
-        reader: AnswerCursor,
-        seen: Sequence[AnswerPiece],
-    ) -> None:
-        self._number = accepted.stream
-        self._accepted: frames.Accepted | None = accepted  # until it is sent
+    _reader: AnswerCursor  # once the job is submitted
+    _answer: Answer
+
+    def __init__(self, link: _Link, submitted: frames.Submit) -> None:
+        self._number = submitted.stream
         self._link = link
         self._channel = link.channel
-        self._reader = reader
-        self._answer: Answer = reader.answer
+        self._headers: dict[str, str] = {}  # of the response
+        self._is_streamed = is_streamed(submitted.job)
+        self._block: JobBlock | None = None  # that this ends itself
+        self._task: asyncio.Task[None] | None = None  # that ends it, else
+        self._ended: asyncio.Future[None] | None = None  # for the task
+        self._accepting = False  # whether it is accepted, and that is not sent yet
         self._unsent: list[AnswerPiece] = []
-        self._place = size_of(seen)  # characters of the answer before what comes next
-        self._behind = False
+        # Characters of the answer before what comes next.
+        self._place = size_of(submitted.seen)
+        self._behind = False  # whether what came is still to be sent
         self._routed = False  # whether the worker sends pieces to the front itself
         self._on_settled: Callable[[], None] | None = None
 
-    def accept(self, leased: frames.Leased | None = None) -> None:
-        """Report that the job is accepted, once."""
-        accepted, self._accepted = self._accepted, None
-        if accepted is not None:
-            self._channel.send(replace(accepted, leased=leased))
+    def begin(self, submitted: frames.Submit) -> None:
+        """Run the job."""
+        try:
+            block = self._link.run(submitted, self._headers)
+            if isinstance(block, JobBlock) and (reader := block.begin()) is not None:
+                self._block = block
+                self._follow(reader)
+            else:
+                running = self._attend(block)
+                self._task = asyncio.get_running_loop().create_task(running)
+        except ShoalError as error:
+            self._refuse(error)
 
-    async def forward(self) -> None:
-        """Send the pieces until the answer ends."""
-        reader, channel = self._reader, self._channel
-        requeued = partial(self._then, frames.Requeued(self._number))
-        reader.on_requeue(requeued)
-        reader.on_pieces(self._push)
-        while pieces := await reader.read():
-            if channel.is_congested:
-                self._behind = True  # what comes meanwhile waits to be read
-                await channel.writable()
-                self._behind = False
-            self._add(pieces)
-        self._flush()
+    async def _attend(self, block: AbstractAsyncContextManager[AnswerCursor]) -> None:
+        ended = self._ended = asyncio.get_running_loop().create_future()
+        try:
+            async with block as reader:
+                self._follow(reader)
+                await ended
+        except ShoalError as error:
+            self._refuse(error)
 
-    # For the answer.
+    def _refuse(self, error: ShoalError) -> None:
+        """Report that the job was not even submitted."""
+        failure = frames.Failure.of(error)
+        release_frames(error)
+        self._channel.send(frames.Ended(self._number, None, failure, refused=True))
+        self._link.streams.pop(self._number, None)
+
+    def _follow(self, reader: AnswerCursor) -> None:
+        self._reader, self._answer = reader, reader.answer
+        unread = reader.follow(self.on_end, self if self._is_streamed else None)
+        self._link.hub.when_accepted(reader.job_id, self._on_accepted)
+        if unread:
+            self.on_pieces(unread)
+        if reader.is_over:
+            self.on_end()
+
+    def leave(self) -> None:
+        """Let the client leave."""
+        if self._task is not None:
+            self._task.cancel()
+        elif self._block is not None:
+            self._block.end()
+        self._behind = False
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Let nothing wait for the client, which has left, or has all."""
+        settled, self._on_settled = self._on_settled, None
+        if settled is not None:
+            settled()
+
+    def on_settled(self, pieces: Sequence[AnswerPiece]) -> None:
+        """Add what the client has beyond the answer, or send what it lacks."""
+        if self._on_settled is None:
+            return
+        answer = self._answer
+        if answer.end is not None:
+            pass  # both have all
+        elif beyond := pieces_after(pieces, answer.pieces):
+            with suppress(ReaderTooSlow, UnusableOutput):  # it goes no further
+                answer.append(beyond, self._link.now(), copied=True)
+        elif lacking := pieces_after(answer.pieces, pieces):
+            at = size_of(pieces)
+            self._then(frames.Pieces(self._number, at, (*lacking,)))
+        self._abandon()
+
+    # For the hub.
+
+    def _on_accepted(self, error: ShoalError | None) -> None:
+        if error is None:
+            self._accepting = True
+            self._channel.before_flush(self._accept)  # with a lease, if it has one then
+
+    def on_end(self) -> None:
+        """Send the end, after all that came."""
+        outcome, failure = None, None
+        try:
+            outcome = self._reader.result()
+        except ShoalError as error:
+            failure = frames.Failure.of(error)
+            release_frames(error)
+        if self._accepting:
+            self._accept()
+        if self._behind:
+            self._catch_up()
+        if self._unsent:
+            self._flush()
+        answer = self._answer
+        self._channel.send(
+            frames.Ended(
+                *(self._number, outcome, failure, answer.refused),
+                *(answer.worker_id, answer.lease, answer.size),
+            )
+        )
+        self._link.streams.pop(self._number, None)
+        if self._block is not None:
+            self._block.end()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+        if self._on_settled is not None:
+            self._abandon()
+
+    # As ``RemoteReader``.
+
+    def on_pieces(self, pieces: Sequence[AnswerPiece], *, copied: bool = False) -> bool:
+        if self._behind:
+            return False
+        if copied and self._routed:
+            if self._unsent:
+                self._flush()
+            self._place += size_of(pieces)
+        elif self._channel.is_congested:
+            self._behind = True
+            self._flush()
+            self._channel.when_writable(self._catch_up)
+            return False
+        else:
+            if not self._unsent:
+                self._channel.before_flush(self._flush)
+            self._unsent += pieces
+        return True
+
+    def on_requeue(self) -> None:
+        self._then(frames.Requeued(self._number))
 
     def on_lease(self, *, routable: bool, resumes: bool) -> TextRoute | None:
         answer, link = self._answer, self._link
@@ -349,18 +415,11 @@ class _StreamReader:
             resumes=resumes,
             route=b"" if route is None else route.name,
         )
-        if self._accepted is None:
-            self._then(leased)
+        if self._accepting:
+            self._accept(leased)
         else:
-            self.accept(leased)
+            self._then(leased)
         return route
-
-    def on_copied(self, pieces: Sequence[AnswerPiece]) -> bool:
-        if not self._routed or self._behind:
-            return self._push(pieces)
-        self._flush()
-        self._place += size_of(pieces)
-        return True
 
     def settle(self, then: Callable[[], None]) -> None:
         if not self._channel.open:
@@ -369,41 +428,29 @@ class _StreamReader:
         self._on_settled = then
         self._then(frames.Settle(self._number))
 
-    def on_settled(self, pieces: Sequence[AnswerPiece]) -> None:
-        """Add what the client has beyond the answer, or send what it lacks."""
-        settled, self._on_settled = self._on_settled, None
-        answer, had = self._answer, self._answer.pieces
-        if answer.end is not None or settled is None:
-            pass
-        elif beyond := pieces_after(pieces, had):
-            with suppress(ReaderTooSlow, UnusableOutput):  # it goes no further
-                answer.append(beyond, self._link.now(), copied=True)
-        elif lacking := pieces_after(had, pieces):
-            at = size_of(pieces)
-            self._then(frames.Pieces(self._number, at, (*lacking,)))
-        if settled is not None:
-            settled()
-
-    def abandon(self) -> None:
-        """Let nothing wait for the client, which has left."""
-        settled, self._on_settled = self._on_settled, None
-        if settled is not None:
-            settled()
+    def _accept(self, leased: frames.Leased | None = None) -> None:
+        """Report that the job is accepted, once."""
+        if self._accepting:
+            self._accepting = False
+            self._channel.send(
+                frames.Accepted(
+                    self._number, self._answer.job_id, self._headers, leased
+                )
+            )
 
     def _then(self, frame: object) -> None:
         self._flush()
         self._channel.send(frame)
 
-    def _push(self, pieces: Sequence[AnswerPiece]) -> bool:
-        if self._behind or self._channel.is_congested:
-            return False
-        self._add(pieces)
-        return True
-
-    def _add(self, pieces: Sequence[AnswerPiece]) -> None:
-        if not self._unsent:
-            self._channel.before_flush(self._flush)
-        self._unsent += pieces
+    def _catch_up(self) -> None:
+        """Send what came while the other end read too slowly."""
+        if not self._behind:
+            return  # it has ended, or its client has left
+        self._behind, answer = False, self._answer
+        if rest := pieces_from(answer.pieces, self._place):
+            self._unsent += rest
+            self._flush()
+            answer.was_read = True
 
     def _flush(self) -> None:
         if self._unsent:

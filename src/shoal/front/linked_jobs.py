@@ -366,9 +366,9 @@ class LinkedJobs:
     # The link.
 
     def _make_channel(self) -> Channel:
-        return Channel(frames.OF_HUBS, self._on_open, self._on_frame, self._on_lost)
+        return Channel(frames.OF_HUBS, self._on_open, self._on_lost)
 
-    def _on_open(self, channel: Channel) -> None:
+    def _on_open(self, channel: Channel) -> Callable[[frames.HubFrame], None]:
         channel.send(
             frames.LinkOpening(
                 *(frames.VERSION, __version__, self.epoch),
@@ -376,6 +376,7 @@ class LinkedJobs:
                 address=self._address,
             )
         )
+        return partial(self._on_frame, channel)
 
     def _on_lost(self, channel: Channel) -> None:
         self._lost.set()

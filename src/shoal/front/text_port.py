@@ -153,12 +153,11 @@ class TextPort:
     def _channel(
         self, on_open: Callable[[Channel], None] = lambda channel: None
     ) -> Channel:
-        return Channel(
-            DECODER,
-            on_open,
-            lambda channel, sent: self._jobs.receive_text(sent),
-            self._on_lost,
-        )
+        def begin(channel: Channel) -> Callable[[TextSent], None]:
+            on_open(channel)
+            return self._jobs.receive_text
+
+        return Channel(DECODER, begin, self._on_lost)
 
     def _on_lost(self, lost: Channel) -> None:
         for name, other in [*self._others.items()]:
