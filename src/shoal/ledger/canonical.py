@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from types import NoneType
 from typing import Any, Final
 
@@ -140,6 +141,7 @@ def from_base64(text: str) -> bytes:
     return data
 
 
+@lru_cache(16)  # all that is recorded at once has one time
 def to_time(at: float) -> str:
     """Format Unix seconds as ISO 8601, in UTC, with milliseconds.
 

@@ -9,7 +9,7 @@ default where there is nothing.
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import reduce
+from functools import partial, reduce
 from operator import attrgetter, or_
 from types import UnionType
 from typing import Any, NamedTuple, TypeAlias, Union, get_args, get_origin
@@ -61,14 +61,14 @@ Convert: TypeAlias = Callable[[Any], Any]
 class _Form(NamedTuple):
     """How a class is written.
 
-    ``get`` returns the sent fields of an instance, or of a struct.  ``to_wire`` and
-    ``from_wire`` have the places of fields that are not written as they are.
+    ``get`` returns the sent fields of an instance, or of a struct; ``make`` makes an
+    instance of them.  ``to_wire`` and ``from_wire`` have the places of fields that are
+    not written as they are.
     """
 
-    cls: type
     struct: type[msgspec.Struct]
-    names: tuple[str, ...]
     get: Convert
+    make: Callable[..., Any]
     to_wire: tuple[tuple[int, Convert], ...]
     from_wire: tuple[tuple[int, Convert], ...]
 
@@ -110,7 +110,7 @@ def _form_of(cls: type[msgspec.Struct]) -> _Form:
     )
     get = attrgetter(*names) if len(names) > 1 else _only(names[0])
     form = _Form(
-        *(cls, struct, names, get),
+        *(struct, get, partial(_make, cls, names) if left_out else cls),
         tuple((n, each.to_wire) for n, each in enumerate(forms) if each.to_wire),
         tuple((n, each.from_wire) for n, each in enumerate(forms) if each.from_wire),
     )
@@ -122,6 +122,10 @@ def _form_of(cls: type[msgspec.Struct]) -> _Form:
 
 def _only(name: str) -> Convert:
     return lambda value: (getattr(value, name),)
+
+
+def _make(cls: type, names: tuple[str, ...], *given: Any) -> Any:
+    return cls(**dict(zip(names, given, strict=True)))
 
 
 def _default(default: Any) -> Any:
@@ -138,10 +142,19 @@ def _member_form(hint: Any, default: object) -> _FieldForm | None:
     enum = next((e for e in hints if isinstance(e, type) and issubclass(e, Enum)), None)
     if enum is None or get_origin(hint) is frozenset:
         return None
-    known = {each.value: each for each in enum}
-    return _FieldForm(
-        str | int | None, attrgetter("value"), lambda value: known.get(value, default)
-    )
+    known = _Members(default, enum)
+    return _FieldForm(str | int | None, attrgetter("value"), known.__getitem__)
+
+
+class _Members(dict[Any, Any]):
+    """The members of an enum by their values; any other value is the ``default``."""
+
+    def __init__(self, default: object, enum: type[Enum]) -> None:
+        super().__init__((each.value, each) for each in enum)
+        self._default = default
+
+    def __missing__(self, value: object) -> object:
+        return self._default
 
 
 def _field_form(hint: Any) -> _FieldForm:
@@ -213,12 +226,13 @@ def _from_wire(value: Any) -> Any:
     """Return the object that was written; anything else as it is."""
     if (form := _forms.get(type(value))) is None:
         return value
-    given = dict(zip(form.names, form.get(value), strict=True))
-    for place, convert in form.from_wire:
-        name = form.names[place]
-        if given[name] is not None:
-            given[name] = convert(given[name])
-    return form.cls(**given)
+    given = form.get(value)
+    if form.from_wire:
+        given = [*given]
+        for place, convert in form.from_wire:
+            if given[place] is not None:
+                given[place] = convert(given[place])
+    return form.make(*given)
 
 
 class Ping(msgspec.Struct, tag=True, array_like=True, frozen=True):
