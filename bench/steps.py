@@ -1,7 +1,8 @@
 """Calls of Python functions that a unit of each kind of work takes.
 
 ``shoal serve`` and ``shoal join`` count them in all their threads (bench/counted.py);
-clients, engines and nodes of other makers are this process.  Resumptions of coroutines
+clients, engines and nodes of other makers are this process.  *hub* is that of a
+coordinator with one front.  Resumptions of coroutines
 count, functions of C do not.  Unlike time, it hardly varies with what else the machine
 does.  A chat has 64 chunks, in one burst; a chunk or frame *alone* is written when the
 client has the one before, and is the difference of a long answer and a short one.
@@ -11,6 +12,7 @@ tests/live/test_steps.py fails for what takes 5 % more.
 
 import asyncio
 import json
+import os
 import platform
 import struct
 import subprocess
@@ -32,7 +34,7 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from aiohttp import web
 
@@ -45,6 +47,7 @@ from node import BINARY, TEXT, frame, join, receive
 from processes import HERE, Program, program
 from relayed import registered, serve
 from report import Goal, Results
+from scaleout import hub_of
 from tealenet import chat
 
 ROUNDS = 7
@@ -61,13 +64,26 @@ WHOLE = request("burst", key=KEY, stream=False)
 
 Calls: TypeAlias = Counter[str]
 """How often each function is called, by ``PATH:LINE NAME``."""
-Programs: TypeAlias = Mapping[str, Program]
+Programs: TypeAlias = Mapping[str, "Process"]
 """Those whose calls are counted, by what they are."""
 Measured: TypeAlias = Callable[["Unit"], Awaitable[None]]
 Start: TypeAlias = Callable[..., AbstractContextManager[Program]]
 
 GOALS: list[Goal] = []  # by what is kept when it begins
 _latest: dict[str, Calls] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that counts its calls; ``stdout`` is where it tells of them."""
+
+    pid: int
+    stdout: IO[str]
+
+    @classmethod
+    def of(cls, running: Program) -> "Process":
+        assert running.process.stdout is not None
+        return cls(running.process.pid, running.process.stdout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +179,12 @@ async def _during(unit: Unit, number: int, programs: Programs) -> dict[str, Call
     async with asyncio.timeout(PATIENCE):
         await unit.act(number)
     for each in programs.values():
-        each.process.send_signal(LOOK)
+        os.kill(each.pid, LOOK)
     return {role: _told(each) for role, each in programs.items()}
 
 
-def _told(running: Program) -> Calls:
-    assert running.process.stdout is not None
-    for line in running.process.stdout:
+def _told(process: Process) -> Calls:
+    for line in process.stdout:
         if (event := json.loads(line)).get("event") == "calls":
             return Counter(event["calls"])
     raise RuntimeError("a program that is counted has ended; its log says why")
@@ -190,37 +205,46 @@ async def each_unit(
             models = ["--engine", f"http://127.0.0.1:{behind}/v1", "--slots", "256"]
             tasks = ["--tasks", str(HERE / "tasks_same.py"), "--slots", "2"]
             with _coordinator(start, f"{folder}/one", "error") as (port, serving):
-                only = partial(measured, {"coordinator": serving})
+                only = partial(measured, {"coordinator": Process.of(serving)})
                 await _tealenet_chats(only, port)
                 await _nodes_answer(only, port)
                 await _dispatch_jobs(only, port)
                 async with _worker(
                     start, f"{folder}/two", "error", port, *tasks
                 ) as worker:
-                    both = partial(measured, {"coordinator": serving, "worker": worker})
+                    both = partial(measured, _both(serving, worker))
                     await _calls(both, port)
                 async with _worker(
                     start, f"{folder}/three", "error", port, *models
                 ) as worker:
-                    both = partial(measured, {"coordinator": serving, "worker": worker})
+                    both = partial(measured, _both(serving, worker))
                     await _chats(both, port)
                     await _chunks(both, port)
             with _coordinator(start, f"{folder}/four", "info") as (port, serving):
                 async with _worker(
                     start, f"{folder}/five", "info", port, *models
                 ) as worker:
-                    both = partial(measured, {"coordinator": serving, "worker": worker})
+                    both = partial(measured, _both(serving, worker))
                     await _chats(both, port, ", log level info")
+            front = ["--fronts", "1"]
+            with _coordinator(start, f"{folder}/six", "error", *front) as (port, parts):
+                async with _worker(start, f"{folder}/seven", "error", port, *models):
+                    hub = Process(hub_of(parts), Process.of(parts).stdout)
+                    await _chats(partial(measured, {"hub": hub}), port)
+
+
+def _both(serving: Program, worker: Program) -> Programs:
+    return {"coordinator": Process.of(serving), "worker": Process.of(worker)}
 
 
 @contextmanager
 def _coordinator(
-    start: Start, folder: str, log_level: str
+    start: Start, folder: str, log_level: str, *options: str
 ) -> Iterator[tuple[int, Program]]:
     secrets = ["--api-key", KEY, "--join-token", TOKEN]
     open_to_all = ["--dispatch-open", "--tealenet-open", "--relay-open"]
     how = ["--port", "0", "--data-dir", folder, "--json", "--log-level", log_level]
-    with start("serve", *secrets, *open_to_all, *how) as serving:
+    with start("serve", *secrets, *open_to_all, *how, *options) as serving:
         yield serving.report["ports"]["http"], serving
 
 

@@ -241,6 +241,7 @@ def run(
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [folder, *(each for each in paths if each)]
     sys.argv = [module, *arguments]
+    sys.orig_argv = [sys.executable, "-m", *sys.argv]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -413,7 +413,7 @@ class _Supervisor:
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "shoal", *sys.argv[1:]),
+                    *(sys.executable, *sys.orig_argv[1:]),
                     stdin=theirs.fileno(),
                     env={
                         **os.environ,
