@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -402,11 +403,14 @@ def is_deferrable(fact: facts.Fact) -> bool:
     return isinstance(fact, facts.JobStarted | facts.WorkerLoadChanged)
 
 
+_OfJob: TypeAlias = facts.JobFact | facts.LateResult | facts.ReceiptPresented
+
+
 def is_stored(fact: facts.Fact, pool: PoolState) -> bool:
     """Say whether a fact, which is not applied yet, belongs in the store."""
     if isinstance(fact, facts.JobSubmitted):
         return fact.job.terms.kept
-    if isinstance(fact, facts.WorkerFact | facts.AccountFact | facts.ModelFact):
+    if not isinstance(fact, _OfJob):
         return not isinstance(fact, facts.WorkerLoadChanged)
     opened = pool.jobs.get(fact.job_id)
     return opened is None or opened.job.terms.kept

@@ -109,7 +109,9 @@ class Effects:
         match fact:
             case facts.JobSubmitted(job):
                 self._answers.resolve(job.id)
-                self._deadlines.check(job.id)
+                opened = self._pool.jobs.get(job.id)
+                if opened is not None and opened.worker_id is None:
+                    self._deadlines.check(job.id)  # else with its lease, or end
             case facts.JobLeased():
                 self.lease(fact)
             case facts.JobHedged():

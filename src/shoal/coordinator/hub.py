@@ -579,9 +579,8 @@ class Hub:
         # Not bounded here, because every source is: clients by the queue, workers by a
         # few events per connection and lease, other callers by waiting in `process`.
         # While the store fails they are not bounded so, and the mailbox is.
-        if not self.store_health.is_broken:
-            self._mailbox.post(mail)
-            self._wake.set()
+        if not self.store_health.is_broken and self._mailbox.post(mail):
+            self._wake.set()  # which it stays until all are taken
 
     def _check_store(self) -> None:
         if self.store_health.failure is not None:
@@ -818,13 +817,13 @@ class JobBlock(msgspec.Struct):
     def begin(self) -> AnswerCursor | None:
         """Begin the block, if nothing has to be awaited for that; ``end`` ends it.
 
-        None: it has not begun.
+        None: it has not begun.  What ``check`` checks was checked just before.
         """
         if self.seen is not None or not self.early:
             return None
         reader = self.reader = self.hub.attach_at_once(self.job)
-        if reader is not None:
-            self._check_first(reader)
+        if reader is not None and self.check is not None:
+            reader.on_cancelled = partial(self.check, reader.job_id)
         return reader
 
     def end(self) -> None:
@@ -833,30 +832,22 @@ class JobBlock(msgspec.Struct):
         self.hub.detach(self.reader, self.job)
 
     async def __aenter__(self) -> AnswerCursor:
-        if (begun := self.begin()) is not None:
-            return begun
-        reader = self.reader = await self.hub.attach(self.job, self.seen)
-        if not self.early:
-            try:
+        reader = self.begin()
+        if reader is None:
+            reader = self.reader = await self.hub.attach(self.job, self.seen)
+        try:
+            if not self.early:
                 await self.hub.wait_accepted(reader.job_id)
-            except BaseException:
-                self.end()
-                raise
-        self._check_first(reader)
+            if self.check is not None:
+                reader.on_cancelled = partial(self.check, reader.job_id)
+                self.check(reader.job_id)
+        except BaseException:
+            self.end()
+            raise
         return reader
 
     async def __aexit__(self, *_: object) -> None:
         self.end()
-
-    def _check_first(self, reader: AnswerCursor) -> None:
-        if self.check is None:
-            return
-        reader.on_cancelled = partial(self.check, reader.job_id)
-        try:
-            self.check(reader.job_id)
-        except BaseException:
-            self.end()
-            raise
 
 
 def _is_stored_job(mail: HubMail) -> bool:

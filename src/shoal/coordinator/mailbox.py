@@ -29,10 +29,12 @@ class Mailbox:
     def __len__(self) -> int:
         return len(self._mail)
 
-    def post(self, mail: HubMail) -> None:
-        """Add an input."""
-        if not self._held or self._is_new(mail):
-            self._mail.append(mail)
+    def post(self, mail: HubMail) -> bool:
+        """Add an input; return whether it is the first."""
+        if self._held and not self._is_new(mail):
+            return False
+        self._mail.append(mail)
+        return len(self._mail) == 1
 
     def take(self) -> list[HubMail]:
         """Return all inputs, and empty the mailbox."""

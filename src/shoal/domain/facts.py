@@ -323,14 +323,14 @@ JOB_ENDS: tuple[type[JobEnd], ...] = (
     JobExpired,
 )
 
-JobFact: TypeAlias = (
+JobFact: TypeAlias = (  # those of every job first: they are known soonest
     JobSubmitted
     | JobLeased
+    | JobCompleted
+    | JobStarted
     | JobHedged
     | JobUnhedged
-    | JobStarted
     | JobRequeued
-    | JobCompleted
     | JobFailed
     | JobCancelled
     | JobExpired

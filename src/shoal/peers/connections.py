@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from typing import get_args
 
 from shoal.coordinator.admission import WorkerAdmission
 from shoal.coordinator.hub import Hub
@@ -26,6 +27,8 @@ ANNOUNCE_INTERVAL = 1.0  # minimum seconds between announcements of the own stat
 OWN_STATE = frozenset({words.OffersChanged, words.LoadChanged, words.Draining})
 PEERS_MAX = 4096  # peers per connection
 REPLACED = "replaced by a newer connection"
+_OF_APPROVALS = {facts.WorkerApproved, facts.WorkerDisapproved}
+_OF_WORKERS = {*get_args(facts.WorkerFact)}
 RENAME = f"{REPLACED} of this name: choose another --name"
 INTERNAL_ERROR = ConnectionEnd(
     "internal error", CloseCode.INTERNAL_ERROR, "internal error"
@@ -159,15 +162,15 @@ class PeerConnections:
         if self.rejoining:
             self.rejoining -= {each for each in self.rejoining if each.rejoin_models()}
         self._loads.clear()
-        if {*map(type, batch)} <= {facts.WorkerLoadChanged}:
+        kinds = {*map(type, batch)}
+        if kinds <= {facts.WorkerLoadChanged}:
             return
-        for fact in batch:
-            if isinstance(fact, facts.WorkerApproved | facts.WorkerDisapproved):
-                for peer in self._peers.values():
-                    peer.update_approval()
-            if isinstance(fact, facts.WorkerFact):
-                self._offers.clear()
-                self._offering = None
+        if not kinds.isdisjoint(_OF_APPROVALS):
+            for peer in self._peers.values():
+                peer.update_approval()
+        if not kinds.isdisjoint(_OF_WORKERS):
+            self._offers.clear()
+            self._offering = None
         if self._timer is None and self._subscribers:
             when = max(self.clock.now(), self._announce_from)
             self._timer = self.clock.call_at(when, self._announce)

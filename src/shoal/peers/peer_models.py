@@ -69,7 +69,7 @@ class PeerModel:
 
     def with_model_name(self, job: words.RunJob) -> words.RunJob:
         """Name this model in a job for any model: the peer may have others."""
-        if self._models.is_sole_worker:
+        if self._models.via is None:  # a single worker
             return job
         work, models = job.work, self.offer.models
         if isinstance(work, NamedWork) or work.model != ANY_MODEL or len(models) != 1:
