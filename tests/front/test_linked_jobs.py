@@ -1,6 +1,7 @@
 """What a front does with open streams when its hub is gone."""
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 
@@ -94,3 +95,31 @@ async def test_a_front_that_stops_serves_until_its_hub_ends(
         await pool.front.linking
 
     assert "lost the hub" not in caplog.text
+
+
+@pytest.mark.parametrize("soon", [True, False])
+async def test_a_front_that_reads_slowly_gets_all_later(
+    tmp_path: Path, soon: bool
+) -> None:
+    """Before the answer ends, or with its end."""
+    async with serving(tmp_path, front=True) as pool, pool.node() as node:
+        await pool.wait_joined()
+        assert pool.front is not None
+        stream = await begun(pool, node, DIALECTS["chat"])
+        task = (await node.task())["id"]
+        (to_front,) = pool.front.links._links
+        (answer,) = pool.hub.answers.values()
+
+        to_front.pause_writing()
+        await node.write(task, " upon")
+        await node.write(task, " a time")
+        await eventually(lambda: answer.text == "Once upon a time")
+        if soon:
+            to_front.resume_writing()
+        await node.end(task)
+        read = (await stream.read()).decode()
+        to_front.resume_writing()
+
+        rest = "".join(re.findall('"content":"([^"]*)"', read))
+        assert rest == " upon a time"
+        assert "[DONE]" in read
