@@ -1,6 +1,6 @@
 """The result of a job: pieces of an answer, the whole, and the usage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -106,10 +106,15 @@ class Delta(msgspec.Struct, frozen=True):
 AnswerPiece: TypeAlias = str | Delta
 
 
-def plain_text(piece: AnswerPiece) -> str:
-    """Return a piece as peers get it that know only text: a refusal is text as well."""
-    if isinstance(piece, str):
-        return piece
+def plain_texts(pieces: Iterable[AnswerPiece]) -> list[str]:
+    """Return pieces as peers get them that know only text: a refusal is text as well.
+
+    Without a call for each text: an answer has thousands.
+    """
+    return [each if isinstance(each, str) else _plain_text(each) for each in pieces]
+
+
+def _plain_text(piece: Delta) -> str:
     texts = (piece.fields.get(name) for name in ("content", "refusal"))
     return (
         "" if piece.choice else "".join(each for each in texts if isinstance(each, str))

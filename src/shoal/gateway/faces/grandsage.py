@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from shoal.domain import errors
 from shoal.domain.credentials import Scope, usage_of
 from shoal.domain.moderation import BLOCKED
-from shoal.domain.outcome import AnswerPiece, plain_text
+from shoal.domain.outcome import AnswerPiece, plain_texts
 from shoal.domain.work import INSTRUCTIONS, JSON, Chat, message_text
 from shoal.gateway.chat.job_answers import answer_moderator
 from shoal.gateway.chat.messages import MESSAGES_MAX
@@ -250,7 +250,7 @@ def _moderated_texts(chat: Chat) -> list[str]:
 
 def encode_pieces(pieces: Sequence[AnswerPiece]) -> bytes:
     """Return a line for each piece with text."""
-    texts = map(plain_text, pieces)
+    texts = plain_texts(pieces)
     return responses.encode_lines([{"o": text} for text in texts if text])
 
 

@@ -9,7 +9,7 @@ from shoal.domain import vocabulary as words
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import Fault, plain_text
+from shoal.domain.outcome import Fault, plain_texts
 from shoal.protocols.grandsage import admission, codec
 from shoal.protocols.seam.context import WorkerProfile, unenforceable
 from shoal.protocols.seam.json_text import well_formed
@@ -217,7 +217,7 @@ class GrandSageServerSession:
                 task_id = self._running.get(job_id)
                 if task_id is None:
                     return ()  # stopped in the meantime
-                texts = map(plain_text, pieces)
+                texts = plain_texts(pieces)
                 return tuple(
                     chain.from_iterable(self._text(task_id, text) for text in texts)
                 )
