@@ -12,7 +12,7 @@ from engines.outputs import chat_of
 from shoal.domain.errors import Unavailable
 from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import ServedModel
-from shoal.engines.catalog import has_tools
+from shoal.engines.catalog import has_tools, read_model_list
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.server_kinds import (
     EMBEDDINGS,
@@ -29,6 +29,20 @@ from shoal.engines.server_kinds import (
 )
 
 TOOLS, IMAGES = Feature.TOOLS, Feature.IMAGES
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        '[{"id": "a"}, {"id": "b"}]',  # Together's
+        '{"models": [{"name": "a"}, {"id": "b", "name": "B"}]}',
+        '{"data": ["a", "b"]}',
+        '\ufeff{"data": [null, {}, 5, {"id": 7}, {"id": "a"}, {"id": "b", "n": NaN}]}',
+        '{"data": [{"id": null, "name": "a"}, {"id": "c\\ud83d"}, {"id": "b"}]}',
+    ],
+)
+def test_lists_of_other_forms_are_read(listed: str) -> None:
+    assert [each.id for each in read_model_list(listed.encode())] == ["a", "b"]
 
 
 @asynccontextmanager

@@ -649,7 +649,7 @@ async def test_refresh_fails_while_the_server_is_unreachable(fake: Fakes) -> Non
         assert [model.name for model in engine.models] == ["new"]
 
 
-@pytest.mark.parametrize("answer", [{"data": 5}, {"models": []}, []])
+@pytest.mark.parametrize("answer", [{"data": 5}, {"models": "m"}, {}, 5])
 async def test_refresh_fails_on_a_malformed_list(fake: Fakes, answer: object) -> None:
     routes: dict[str, object] = {"GET /v1/models": LIST}
     async with running(await fake(routes)) as engine:

@@ -33,6 +33,8 @@ from shoal.engines.server_kinds import (
     describe_model,
     guess_kinds,
 )
+from shoal.engines.streams.json_values import decode_json
+from shoal.engines.streams.sse import BOM
 
 MODELS_MAX = 256  # models listed per server
 CONTEXT_MAX = 2**31 - 1  # tokens
@@ -90,6 +92,28 @@ class LlamaAdapter(msgspec.Struct, frozen=True):
     id: int
     path: str
     scale: float = 1.0
+
+
+def read_model_list(body: bytes) -> tuple[ListEntry, ...]:
+    """Return the models in a server's list; what is no model is left out.
+
+    Some servers send the list alone, or call it ``models``, and some name models
+    instead of giving them an id.
+
+    Raises ValueError if there is no list.
+    """
+    listed = decode_json(body.removeprefix(BOM))
+    if isinstance(listed, dict) and not listed.keys().isdisjoint(("data", "models")):
+        listed = listed.get("data", listed.get("models")) or []
+    if not isinstance(listed, list):
+        raise ValueError(f"a {type(listed).__name__}, expected a list")
+    found: list[ListEntry] = []
+    for each in listed:
+        fields = each if isinstance(each, dict) else {"id": each}
+        name = fields.get("id") or fields.get("name")
+        if isinstance(name, str) and is_valid_name(name):
+            found.append(msgspec.convert({**fields, "id": name}, ListEntry))
+    return tuple(found)
 
 
 def is_valid_name(name: str) -> bool:
@@ -258,12 +282,10 @@ class ServerCatalog:
                 reply.status,
             )
         try:
-            models = msgspec.json.decode(reply.body, type=ServerModelList)
-        except DECODE_ERRORS as error:
+            return reply, read_model_list(reply.body)
+        except ValueError as error:
             kind = reply.content_type or "that"
             raise NoModelList(f"it lists no models: {kind}: {error}", 200) from error
-        entries = models.data or ()
-        return reply, tuple(each for each in entries if is_valid_name(each.id))
 
     async def _detect_kind(
         self, reply: ServerReply, entries: tuple[ListEntry, ...]
