@@ -176,7 +176,6 @@ REFUSED: list[tuple[object, str]] = [
     (np.array([object()]), "^args: arrays of object"),
     ([np.zeros(2, "i4,f4")], r"^args\[0\]: arrays of"),
     (np.ma.masked_array([1.0], [True]), "masked"),
-    ("\ud800", "not valid Unicode"),
 ]
 
 
@@ -184,6 +183,11 @@ REFUSED: list[tuple[object, str]] = [
 def test_error_names_the_unsupported_value(value: object, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         pack(value, "args")
+
+
+def test_text_that_is_not_unicode_is_none_for_others() -> None:
+    with pytest.raises(InvalidRequest, match=r"^args\.k: a text that is not Unicode"):
+        pack({"k": "\ud800"}, "args", form=Form.CONTENTS)
 
 
 def test_cyclic_value_is_rejected() -> None:

@@ -22,7 +22,7 @@ def format_task_error(error: BaseException) -> str:
     while begin is not None and _is_on_the_way(begin):
         begin = begin.tb_next
     lines = traceback.format_exception(type(error), error, begin)
-    text = "".join(lines).rstrip("\n")
+    text = "".join(lines).rstrip("\n").encode(errors="backslashreplace").decode()
     if len(text) > TRACEBACK_MAX:
         half = TRACEBACK_MAX // 2
         text = f"{text[:half]}\n[...]\n{text[-half:]}"

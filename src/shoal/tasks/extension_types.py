@@ -62,6 +62,8 @@ def decompose(value: object) -> TaggedParts | None:
     Parts may themselves be values of these types.
     """
     convert = _DECOMPOSERS.get(type(value))
+    if getattr(value, "__dict__", None):  # such as that of an OrderedDict
+        return None
     if convert is None and isinstance(value, tzinfo):
         convert = _named_zone
     return None if convert is None else convert(value)
@@ -181,6 +183,7 @@ _DECOMPOSERS: Mapping[type, Callable[[Any], TaggedParts | None]] = {
     datetime: _time_parts,
     timedelta: lambda value: ("timedelta", _delta_parts(value)),
     int: lambda value: ("int", hex(value)),
+    str: lambda value: ("text", value.encode(errors="surrogatepass")),
     dict: lambda value: ("dict", _pairs(value)),
     OrderedDict: lambda value: ("ordered", _pairs(value)),
     Counter: lambda value: ("counter", _pairs(value)),
@@ -205,6 +208,7 @@ _COMPOSERS: Mapping[str, Callable[[Any], object]] = {
     "timedelta": lambda parts: timedelta(*parts),
     "zone": _compose_zone,
     "int": lambda parts: int(parts, 16),
+    "text": lambda parts: parts.decode(errors="surrogatepass"),
     "dict": _dict_of,
     "ordered": lambda parts: OrderedDict(_dict_of(parts)),
     "counter": lambda parts: Counter(_dict_of(parts)),
@@ -287,7 +291,7 @@ def read_scalar(data: memoryview) -> object:
 
     try:
         name, raw = _scalar.decode(data)
-        scalar: object = np.frombuffer(raw, _dtype(name), 1)[0]
+        scalar: object = np.ndarray((), _dtype(name), raw)[()]
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise InvalidRequest("malformed NumPy scalar") from error
     return scalar

@@ -93,12 +93,10 @@ def pack(
     packing = kind(form, store_blob)
     try:
         data = _encode(packing.convert_value(value, (None, root)))
-    except OverflowError:
-        # Checking for such integers first would slow down all other values.
-        packing = kind(form, store_blob, check_integers=True)
+    except (OverflowError, UnicodeEncodeError):
+        # Checking for such numbers and texts first would slow down all other values.
+        packing = kind(form, store_blob, checks_scalars=True)
         data = _encode(packing.convert_value(value, (None, root)))
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{root}: a text in it is not valid Unicode") from error
     if len(data) > size_max:
         raise errors.value_too_large(root, len(data), size_max)
     return PackedValue(
@@ -126,13 +124,13 @@ class _Packing:
     """Converts one value to types that MessagePack has."""
 
     def __init__(
-        self, form: Form, store_blob: StoreBlob | None, *, check_integers: bool = False
+        self, form: Form, store_blob: StoreBlob | None, *, checks_scalars: bool = False
     ) -> None:
         self._pickles = form in (Form.PICKLED, Form.EXACT_OR_PICKLED)
         self._has_classes = form is not Form.PICKLED
         self._store_blob = store_blob
-        # Whether to check for integers of more than 64 bits.
-        self._check_integers = check_integers
+        # Whether some may be none that MessagePack has.
+        self._checks_scalars = checks_scalars
         self._depth = 0
         self.first_extension = ""
         self.pickled = False
@@ -141,11 +139,11 @@ class _Packing:
     def convert_value(self, value: Any, path: _Path) -> Any:
         """Return a value in the form that the encoder accepts."""
         kind = type(value)
-        if kind in _SCALARS and not self._check_integers:
+        if kind in _SCALARS and not self._checks_scalars:
             return value
         if kind is list:
             # Fast path: most lists hold only scalars.
-            if not self._check_integers and _SCALARS.issuperset(map(type, value)):
+            if not self._checks_scalars and _SCALARS.issuperset(map(type, value)):
                 return value
             return self._within(
                 path,
@@ -154,7 +152,11 @@ class _Packing:
                     for number, item in enumerate(value)
                 ],
             )
-        if kind is dict and all(type(key) is str for key in value):
+        if (
+            kind is dict
+            and all(type(key) is str for key in value)
+            and (not self._checks_scalars or all(map(_is_encodable, value)))
+        ):
             return self._map(value, path)
         return self._other(value, kind, path)
 
@@ -191,7 +193,7 @@ class _Packing:
             return value
         if is_array(value):
             return self._array(value, path)
-        if kind in _SCALARS and (kind is not int or -(1 << 63) <= value < 1 << 64):
+        if kind in _SCALARS and _is_encodable(value):
             return value
         if (decomposed := decompose(value)) is not None:
             tag, parts = decomposed
@@ -272,10 +274,24 @@ class _Packing:
         self.first_extension = self.first_extension or format_path(path)
 
 
+def _is_encodable(scalar: object) -> bool:
+    """Return whether MessagePack has a number or a text."""
+    try:
+        _encode(scalar)
+    except (
+        OverflowError,
+        UnicodeEncodeError,
+    ):  # such as the name of a file that is not UTF-8
+        return False
+    return True
+
+
 class _ContentsPacking(_Packing):
     """Converts one value to plain data, as far as it has such contents."""
 
     def _other(self, value: Any, kind: type, path: _Path) -> Any:
+        if kind is str and not _is_encodable(value):
+            raise InvalidRequest(f"{format_path(path)}: a text that is not Unicode")
         if isinstance(value, tuple):
             return self.convert_value([*value], path)
         if isinstance(value, bytearray | memoryview):
