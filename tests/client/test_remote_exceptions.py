@@ -1,5 +1,6 @@
 """Errors of calls, and the exceptions of their functions, as Python raises them."""
 
+import dataclasses
 import json
 import platform
 import sys
@@ -18,6 +19,7 @@ from shoal.tasks.exception_record import (
     ExceptionRecord,
     encode_exception,
 )
+from shoal.tasks.values import pack
 from tasks import demo_tasks
 
 
@@ -293,6 +295,63 @@ def test_unknown_member_or_cause_becomes_a_task_error() -> None:
     assert type(error.__cause__) is TaskError
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """An exception that refuses attributes, as that of its cause."""
+
+    code: int
+
+
+class SlottedError(Exception):
+    __slots__ = ("code",)
+    code: int
+
+
+class Delegating(Exception):
+    """An exception that looks for attributes elsewhere, as ``HTTPError`` does."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.file = object()  # cannot be sent
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(vars(self)["file"], name)
+
+
+def test_code_of_a_class_has_no_part_in_it(subtests: pytest.Subtests) -> None:
+    slotted = SlottedError("zap")
+    slotted.code = 3
+    for raised in (FrozenError(3), Delegating("zap"), slotted):
+        cause = ValueError("inner")
+        BaseException.__dict__["__cause__"].__set__(raised, cause)
+        with subtests.test(type(raised).__name__):
+            error = carried(raised)
+
+            assert type(error) is type(raised)
+            assert error.args == raised.args
+            assert type(error.__cause__) is ValueError
+            assert "in the job job1" in vars(error)["__notes__"][-1]
+    assert carried(slotted).code == 3  # type: ignore[attr-defined]
+
+
+def test_texts_that_are_not_unicode_are_kept() -> None:
+    with pytest.raises(UnicodeEncodeError) as encoding:
+        "\ud800".encode()
+
+    assert carried(ValueError("a\ud800")).args == ("a\ud800",)
+    assert carried(encoding.value).args == encoding.value.args
+    assert "a\\ud800" in str(carried(ValueError("a\ud800")).__cause__)
+
+
+def test_group_that_cannot_be_raised_is_named() -> None:
+    group = BaseExceptionGroup("two", [KeyboardInterrupt(), ValueError(1)])
+
+    error = carried(group)
+
+    assert type(error) is TaskError
+    assert str(error) == "BaseExceptionGroup: two (2 sub-exceptions)"
+
+
 def test_notes_are_kept_and_end_with_machine_and_job() -> None:
     raised = ValueError("zap")
     raised.add_note("while reading")
@@ -357,6 +416,22 @@ def test_wrong_arguments_and_fields_do_no_harm() -> None:
 
     assert type(error) is OSError
     assert error.args == ("x",)
+
+
+def test_no_record_is_an_error_of_the_reader(subtests: pytest.Subtests) -> None:
+    odd: list[object] = [None, 2**70, "a", b"a", [], [1, [2]], {}]
+    for name in ("UnicodeDecodeError", "SyntaxError", "ExceptionGroup", "OSError"):
+        for value in odd:
+            with subtests.test(name, value=value):
+                fields = dict.fromkeys(["start", "__notes__", "add_note"], value)
+                record = ExceptionRecord(
+                    name,
+                    "x",
+                    pack(["u", b"a", value, value, "r"]).data,
+                    {each: pack(value).data for each, value in fields.items()},
+                )
+
+                rebuild_exception("x", record=msgspec.msgpack.encode(record))
 
 
 def test_damaged_record_leaves_the_traceback() -> None:

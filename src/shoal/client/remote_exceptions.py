@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,7 @@ from shoal.client.errors import (
 )
 from shoal.domain import errors
 from shoal.tasks import exception_record
-from shoal.tasks.class_instances import MAIN, find_class
+from shoal.tasks.class_instances import MAIN, find_class, slots_of
 from shoal.tasks.registry import main_module_name
 from shoal.tasks.values import ValueReader, load_worker_pickle
 
@@ -146,14 +147,17 @@ def rebuild_exception(
     decoded = exception_record.decode_exception(record)
     error = None if decoded is None else _Rebuilder(trust).rebuild(decoded)
     if error is None:
-        last = _last_lines(traceback)
+        if decoded is not None and decoded.members:  # each has a traceback in it
+            last = _summary(decoded)
+        else:
+            last = _last_lines(traceback)
         error = _exception_from(last) or TaskError(
             last or "the function failed without a message", traceback, job_id
         )
     machine = decoded.machine if decoded is not None else ""
-    error.add_note(origin_note(machine or worker, job_id))
+    _add_note(error, origin_note(machine or worker, job_id))
     *_, first = _causes(error)
-    first.__cause__ = RemoteTraceback(traceback)
+    _set_cause(first, RemoteTraceback(traceback))
     return error
 
 
@@ -161,6 +165,16 @@ def origin_note(machine: str, job_id: str) -> str:
     """Return the note that says where an exception was raised."""
     where = f"on the machine {machine}" if machine else "by a worker"
     return f"raised {where}, in the job {job_id}" if job_id else f"raised {where}"
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """Add a note, past the code of the class: ``HTTPError`` has a ``__getattr__``."""
+    vars(error).setdefault("__notes__", []).append(note)
+
+
+def _set_cause(error: BaseException, cause: BaseException) -> None:
+    """Set the cause, past the code of the class: frozen dataclasses refuse it."""
+    BaseException.__dict__["__cause__"].__set__(error, cause)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -184,7 +198,7 @@ class _Rebuilder:
         if error is None:
             return None
         if record.cause is not None:
-            error.__cause__ = self._related(record.cause)
+            _set_cause(error, self._related(record.cause))
         return error
 
     def _unpickled(self, record: exception_record.ExceptionRecord) -> Exception | None:
@@ -210,9 +224,10 @@ class _Rebuilder:
         if (error := _instance(kind, args)) is None:
             return None
         for name, packed in record.fields.items():
-            self._set_field(error, name, packed)
+            if name[:2] != "__":
+                self._set_field(error, name, packed)
         for note in record.notes:
-            error.add_note(note)
+            _add_note(error, note)
         return error
 
     def _args(self, record: exception_record.ExceptionRecord) -> list[object]:
@@ -223,24 +238,27 @@ class _Rebuilder:
 
     def _related(self, record: exception_record.ExceptionRecord) -> Exception:
         """Return a cause or the member of a group."""
-        text = f"{record.name}: {record.text}" if record.text else record.name
-        return self.rebuild(record) or TaskError(text)
+        return self.rebuild(record) or TaskError(_summary(record))
 
     def _set_field(self, error: Exception, name: str, packed: bytes) -> None:
         value = self._value(packed, None)
-        member = inspect.getattr_static(
-            exception_record.builtin_base(type(error)), name, None
-        )
+        kind: Any = type(error)
+        member = inspect.getattr_static(kind, name, None)
         if not inspect.ismemberdescriptor(member):
             vars(error)[name] = value  # not setattr, which may run code of the class
-        elif value is None or isinstance(value, str):
-            member.__set__(error, value)
+        elif name in slots_of(kind) or value is None or isinstance(value, str):
+            with suppress(TypeError):  # a member that C code keeps as a number
+                member.__set__(error, value)
 
     def _value(self, packed: bytes, default: Any) -> Any:
         try:
             return self._read(packed) if packed else default
         except errors.InvalidRequest:
             return default
+
+
+def _summary(record: exception_record.ExceptionRecord) -> str:
+    return f"{record.name}: {record.text}" if record.text else record.name
 
 
 def _instance(kind: type[Exception], args: Sequence[object]) -> Exception | None:
@@ -251,7 +269,7 @@ def _instance(kind: type[Exception], args: Sequence[object]) -> Exception | None
             return _validation_error(kind, *args)
         error: Exception = base.__new__(kind, *args)
         base.__init__(error, *args)
-    except (TypeError, ValueError):  # these are not its arguments
+    except Exception:  # these are not its arguments; OverflowError is one of many
         return None
     return error
 

@@ -13,6 +13,7 @@ import inspect
 import io
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import is_dataclass
 from enum import Enum, Flag
 from functools import lru_cache
@@ -129,17 +130,22 @@ def find_class(module: str, name: str) -> type | None:
 
 def _attributes(value: Any) -> State:
     """Return the attributes of an instance, whether they are slots or not."""
-    state = dict(getattr(value, "__dict__", {}))
+    return {**getattr(value, "__dict__", {}), **slot_values(value)}
+
+
+def slot_values(value: object) -> dict[str, Any]:
+    """Return the attributes of an instance that are slots."""
     kind: Any = type(value)
-    for name in _slots(kind):
-        if hasattr(value, name):
-            state[name] = getattr(value, name)
+    state = {}
+    for name in slots_of(kind):
+        with suppress(AttributeError):  # not hasattr, which may run its __getattr__
+            state[name] = object.__getattribute__(value, name)
     return state
 
 
 def _with_attributes(kind: Any, state: State) -> object:
     instance: object = object.__new__(kind)
-    slots = _slots(kind)
+    slots = slots_of(kind)
     for name, value in state.items():
         if name in slots:
             object.__setattr__(instance, name, value)  # past ``frozen``
@@ -149,7 +155,8 @@ def _with_attributes(kind: Any, state: State) -> object:
 
 
 @lru_cache(CLASSES_MAX)
-def _slots(kind: type) -> frozenset[str]:
+def slots_of(kind: type) -> frozenset[str]:
+    """Return the names of the slots of a class, as its instances have them."""
     return frozenset(
         name
         for each in kind.__mro__

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from shoal.tasks.class_instances import slot_values
 from shoal.tasks.limits import EXCEPTION_MAX
 from shoal.tasks.values import pack
 
@@ -160,6 +161,7 @@ def _reduce(error: BaseException) -> ReducedException:
         args = (error.message,)
     state: Mapping[str, object] = next((each for each in states if each), {})
     fields = {name: value for name, value in state.items() if name[:2] != "__"}
+    fields |= slot_values(error)
     notes = state.get("__notes__", ())
     notes = notes if isinstance(notes, list | tuple) else ()
     return args, fields, [note for note in notes if isinstance(note, str)]
