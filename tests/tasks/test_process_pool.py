@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -223,6 +224,26 @@ async def test_child_of_a_process_that_ends_itself_is_killed(
 
     child = int((tmp_path / "pid").read_text())
     await asyncio.to_thread(wait_ended, child)
+
+
+async def test_text_of_an_error_need_not_be_unicode(caller: ProcessCaller) -> None:
+    with pytest.raises(JobError, match=r"ValueError: a\\ud800"):
+        await caller("demo.fail", "a\ud800")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="for systems that have it")
+async def test_forked_process_leaves_the_call_to_its_parent(
+    trusting: ProcessCaller,
+) -> None:
+    def fork(in_child: Callable[[], object]) -> object:
+        if not (child := os.fork()):
+            return in_child()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert await trusting.run(code_call(fork, lambda: 3)) == 0
+    assert await trusting.run(code_call(fork, lambda: sys.exit(3))) == 3
+    assert await trusting.run(code_call(fork, lambda: 1 / 0)) == 1
+    assert await trusting("demo.add", 20, 22) == 42
 
 
 async def test_cancelled_waiting_call_takes_no_process(

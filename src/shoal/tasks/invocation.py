@@ -2,6 +2,8 @@
 
 import hashlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -39,7 +41,7 @@ class InvocationResult(NamedTuple):
         """Return the head and the tail of the message with this result."""
         if not self.error:
             return (process_messages.DONE, number), self.value
-        text = self.error.encode(errors="replace")
+        text = self.error.encode()
         head = (process_messages.RAISED, number, self.reason, len(text))
         return head, text + self.value
 
@@ -86,6 +88,7 @@ class FunctionInvoker:
         self._expects_function = False  # whether the next pickle is the function
         self._invokers: dict[tuple[str, bool], Invoke] = {}
         self._runner: asyncio.Runner | None = None
+        self._process = os.getpid()
 
     def invoker(self, name: str, mode: Mode) -> Invoke:
         """Return an ``Invoke`` for a function.
@@ -127,10 +130,11 @@ class FunctionInvoker:
                 ).data
                 if marks and not is_extension(data):
                     data = values.mark_exact(data)
+                self._end_fork()
                 return InvocationResult(data)
             except BaseException as error:
                 # A task is user code: it may raise anything, SystemExit included.
-                return _raised(error)
+                return self._raised(error)
 
         return invoke
 
@@ -154,10 +158,11 @@ class FunctionInvoker:
                 result = self._blocking(function)(*positional, **named)
             form = values.Form.EXACT_OR_PICKLED
             packed = values.pack(result, "result", size_max=RESULT_MAX, form=form)
+            self._end_fork()
             return InvocationResult(packed.data)
         except BaseException as error:
             # A function that was sent may raise anything, too.
-            return _raised(error, pickles=True)
+            return self._raised(error, pickles=True)
 
     def _read(
         self, reader: values.ValueReader, args: Data, kwargs: Data
@@ -176,7 +181,7 @@ class FunctionInvoker:
             return InvocationResult(b"", str(error), BLOB_MISSING)
         except Exception as error:
             # Unpickling runs arbitrary code.
-            return _raised(error)
+            return self._raised(error)
 
     def _unpickle(self, data: memoryview, buffers: Sequence[Any]) -> object:
         """Unpickle a value; functions are cached, because most are called again."""
@@ -192,6 +197,22 @@ class FunctionInvoker:
             del self._functions[next(iter(self._functions))]
         return function
 
+    def _end_fork(self) -> None:
+        """End a process that the function has forked, as the end of a script would.
+
+        The call, and the pipes to the worker, are its parent's.
+        """
+        if os.getpid() != self._process:
+            sys.exit()
+
+    def _raised(
+        self, error: BaseException, *, pickles: bool = False
+    ) -> InvocationResult:
+        if os.getpid() != self._process:
+            raise error
+        record = encode_exception(error, pickles=pickles)
+        return InvocationResult(record, format_task_error(error))
+
     def _blocking(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a blocking function; a coroutine function is wrapped."""
         if not inspect.iscoroutinefunction(function):
@@ -206,11 +227,6 @@ class FunctionInvoker:
             return self._runner.run(function(*args, **kwargs))
 
         return run
-
-
-def _raised(error: BaseException, *, pickles: bool = False) -> InvocationResult:
-    record = encode_exception(error, pickles=pickles)
-    return InvocationResult(record, format_task_error(error))
 
 
 CODE_NOT_TRUSTED = (
