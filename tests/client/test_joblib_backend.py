@@ -35,6 +35,21 @@ def fail() -> None:
     raise OwnError("zap")
 
 
+class CodeError(Exception):
+    """Its constructor takes other arguments than it keeps."""
+
+    def __init__(self, code: int, place: str) -> None:
+        super().__init__(f"{code} at {place}")
+
+
+def fail_with_code() -> None:
+    raise CodeError(3, "home")
+
+
+def is_same(first: object, second: object) -> bool:
+    return first is second
+
+
 def in_threads(array: np.ndarray) -> tuple[bool, str]:
     return array.flags.writeable, threading.current_thread().name
 
@@ -81,6 +96,28 @@ def test_error_of_a_job_is_reraised(beside: CoordinatorThread) -> None:
         joblib.Parallel()(joblib.delayed(fail)() for _ in range(3))
 
     assert "in fail" in str(caught.value.__cause__)
+
+
+def test_error_whose_constructor_differs_is_reraised(
+    beside: CoordinatorThread,
+) -> None:
+    with (
+        beside.pool() as pool,
+        joblib.parallel_config(backend="shoal", pool=pool),
+        pytest.raises(CodeError, match="3 at home"),
+    ):
+        joblib.Parallel()(joblib.delayed(fail_with_code)() for _ in range(2))
+
+
+def test_equal_arrays_remain_two(beside: CoordinatorThread) -> None:
+    first, second = np.zeros(50_000), np.zeros(50_000)  # a function may write to one
+
+    with beside.pool() as pool, joblib.parallel_config(backend="shoal", pool=pool):
+        same = joblib.Parallel()(
+            joblib.delayed(is_same)(first, each) for each in (first, second)
+        )
+
+    assert same == [True, False]
 
 
 def test_error_without_workers_says_what_to_start(

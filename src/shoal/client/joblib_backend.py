@@ -62,9 +62,11 @@ def run_batch(pickled: bytes, *arrays: Array) -> bytes:
     except Exception as error:
         try:
             failed = (None, error, traceback.format_exc(), platform.node())
-            return bytes(cloudpickle.dumps(failed))
+            dumped = bytes(cloudpickle.dumps(failed))
+            pickle.loads(dumped)  # its constructor may need other arguments
+            return dumped
         except Exception:
-            raise error from None  # unpicklable: only its text is sent
+            raise error from None  # it is sent as other exceptions are
 
 
 # joblib has no type hints.
@@ -173,6 +175,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type hin
         super().__init__(file)
         self._arrays = arrays
         self.refs: list[Ref] = []
+        self._indices: dict[int, int] = {}  # of arrays: equal ones remain two
 
     def persistent_id(self, value: object) -> int | None:
         if type(value) not in (np.ndarray, np.memmap):
@@ -180,10 +183,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type hin
         assert isinstance(value, np.ndarray)
         if value.nbytes < BLOB_MIN or value.dtype.kind not in NUMBERS:
             return None
-        ref = self._arrays.ref(value)
-        if ref not in self.refs:
-            self.refs.append(ref)
-        return self.refs.index(ref)
+        if id(value) not in self._indices:
+            self._indices[id(value)] = len(self.refs)
+            self.refs.append(self._arrays.ref(value))
+        return self._indices[id(value)]
 
 
 class _Unpickler(pickle.Unpickler):
