@@ -163,7 +163,7 @@ MACHINE = Offer(frozenset({JobKind.MODEL}), slots=2, library=LIBRARY)
 async def test_a_model_on_a_disk_is_listed_with_its_size_and_loaded(
     pool: Pool,
 ) -> None:
-    body = {"model": "m1", "stream": False}
+    body, workers = {"model": "m1", "stream": False}, pool.hub.pool.workers
     async with shoal_worker(pool, MACHINE), asyncio.TaskGroup() as tasks:
         _, listed = await request(pool, "GET", "/ollama/api/tags")
         for path in ("generate", "chat", "embed"):
@@ -176,6 +176,9 @@ async def test_a_model_on_a_disk_is_listed_with_its_size_and_loaded(
                 await worker.answer("x")
                 status, answer = await loading
                 job = worker.work()
+            await eventually(
+                lambda: not any(each.startswith("shoal:n2/") for each in workers)
+            )
 
             assert status == 200
             assert job.max_tokens == 1
