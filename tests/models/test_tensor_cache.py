@@ -255,6 +255,23 @@ async def test_own_copy_needs_no_peer_but_for_the_hashes(
     assert source.chunks == []
 
 
+def test_copy_of_an_own_file_can_be_stopped(file: Path, tmp_path: Path) -> None:
+    reports: list[tuple[int, int]] = []
+
+    def stop(*copied: int) -> None:
+        reports.append((copied[0], copied[1]))
+        if len(reports) == 3:
+            raise ConfigError("the copy was stopped")
+
+    cache = TensorCache(tmp_path, manifest_of(file), range(LAYERS), ROOM, stop)
+    with pytest.raises(ConfigError, match="was stopped"):
+        cache.begin((file,), FileHashes())
+    cache.close()
+
+    chunks = len(of_tensors(file, range(LAYERS)))
+    assert reports == [(each * CHUNK, chunks * CHUNK) for each in (1, 2, 3)]
+
+
 async def test_what_does_not_fit_is_not_begun(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

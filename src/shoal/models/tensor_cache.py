@@ -60,7 +60,8 @@ class TensorCache:
     Which they are is read from the headers of the files, which are fetched first.
     Together they have at most ``room`` bytes.  A tensor that is whole stays for later
     fetches, until other layers are fetched.  ``progress`` receives, in the thread that
-    calls ``begin``, the bytes that donors had, and those that are wanted.
+    calls ``begin``, the bytes that donors had, and those that are wanted; what it
+    raises ends that.
     """
 
     def __init__(

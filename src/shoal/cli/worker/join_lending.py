@@ -124,9 +124,16 @@ class SharedMemory:
             if not is_installed():
                 raise ConfigError(f"fnv-c is missing: {install_extra('giant')}")
 
+            task = asyncio.current_task()
+
+            def on_own_copied(copied: int, wanted: int) -> None:
+                if task is not None and task.cancelling():  # the owner needs the disk
+                    raise ConfigError("the copy was stopped")
+                on_copied(copied, wanted)
+
             def open_cache(content: "Manifest") -> TensorCache:
                 part = order.own_layers, order.own_memory
-                return TensorCache(folder, content, *part, on_copied)
+                return TensorCache(folder, content, *part, on_own_copied)
 
             return await fetch_parts(
                 *(order.name, self.peers, open_cache),
