@@ -116,6 +116,9 @@ OFFERED = {
 }
 
 
+PLACES = ["SIZE", "LOADED", "ON", "ON", "DISK", "OF", "WOULD", "FIT"]
+
+
 async def models(sites: Sites, *arguments: str) -> int:
     """Return the exit status of ``shoal models`` with a pool of one model."""
     url = await sites({"/v1/models": {"data": [OFFERED]}})
@@ -131,12 +134,31 @@ async def test_models_of_the_pool_are_listed_after_those_here(
     here, _, pool = capsys.readouterr().out.partition("\nin the pool at http://")
     assert "org/name" in here
     assert [line.split() for line in pool.splitlines()[1:]] == [
-        ["NAME", "DOES", "CONTEXT", "STATE", "WORKERS", "SLOTS"],
-        ["qwen3-8b", "chat,", "embed", "4096", "loaded", "2", "8"],
+        ["NAME", "DOES", "CONTEXT", "STATE", "SLOTS", *PLACES],
+        ["qwen3-8b", "chat,", "embed", "4096", "loaded", "8", "2", "workers", "0"],
     ]
 
     await models(sites, "ls", "--in", str(folder), "--json")
     assert json.loads(capsys.readouterr().out)["pool"] == [OFFERED]
+
+
+async def test_models_of_the_pool_are_listed_with_their_machines(
+    folder: Path, sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = {"id": "shoal:anna/qwen3-8b", "name": "anna", "busy": 0, "slots": 8}
+    ben = {"node": "shoal:ben", "name": "", "size": 5, "memory": 7, "engine": "x"}
+    placed = {
+        **{"id": "qwen3-8b", "size": 5_000_000_000, "workers": [worker, worker]},
+        **{"stored": [ben], "fits": [{"node": "c", "fits": True, "why": "room"}]},
+    }
+    listed = {"/v1/models": {"data": [OFFERED]}, "/admin/models": {"data": [placed]}}
+    url = await sites(listed)
+    given = ["ls", "--in", str(folder), "--url", url, "--api-key", "sk-test"]
+
+    assert await asyncio.to_thread(main, ["models", *given]) == 0
+
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.split()[-7:] == ["loaded", "8", "5.0", "GB", "anna", "shoal:ben", "1"]
 
 
 def test_models_here_are_listed_if_the_pool_does_not_answer(

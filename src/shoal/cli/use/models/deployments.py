@@ -5,14 +5,11 @@ from typing import Any
 from urllib.parse import quote
 
 import click
-from msgspec import to_builtins
 
 from shoal.cli.options import DURATION, pass_api_with_json
 from shoal.cli.terminal import Columns, printable, show, show_table
-from shoal.cli.use.models.pull import resolve_name
 from shoal.client.coordinator import CoordinatorApi
 from shoal.domain.errors import ConfigError
-from shoal.models.model_hub import ModelHub
 
 PATH = "/admin/deployments"
 AUTO = "auto"
@@ -113,7 +110,7 @@ def deploy(
         "slots": slots,
         "exclusive_group": group,
         "schedule": schedule,
-        "hub": _located(hub) if hub else None,
+        "hub": hub or None,
     }
     deployed = api.request(deployment_path(name), wanted, method="PUT")
     show(deployed, as_json, *map(printable, _lines(deployed)))
@@ -135,13 +132,6 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
     """List the models that are kept loaded."""
     listed = api.request(PATH)
     show_table(listed, as_json, COLUMNS, listed["data"], NONE)
-
-
-def _located(name: str) -> dict[str, Any]:
-    """Ask the hub where a model is.  Raises ConfigError, Unavailable."""
-    hub = ModelHub()
-    found: dict[str, Any] = to_builtins(hub.locate(resolve_name(hub, name)))
-    return found
 
 
 def _lines(deployed: dict[str, Any]) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """``shoal models ls``, ``show`` and ``rm``: the models here, and those of the pool."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,9 +55,22 @@ IN_POOL: Columns = {
     "DOES": lambda model: ", ".join(model.get("kinds", ())),
     "CONTEXT": lambda model: model.get("context_window") or "",
     "STATE": lambda model: model.get("state", ""),
-    "WORKERS": lambda model: model.get("workers", ""),
     "SLOTS": lambda model: model.get("slots", ""),
+    "SIZE": lambda model: decimal(size) if (size := model.get("size")) else "",
+    "LOADED ON": lambda model: _loaded_on(model),
+    "ON DISK OF": lambda model: _names(model.get("stored", ())),
+    "WOULD FIT": lambda model: sum(each["fits"] for each in model.get("fits", ())),
 }
+
+
+def _loaded_on(model: PoolModel) -> str:
+    """Return the machines that serve a model, or how many workers do."""
+    named = [{**each, "node": each["id"]} for each in model.get("places", ())]
+    return _names(named) or f"{model.get('workers', 0)} workers"
+
+
+def _names(machines: Iterable[dict[str, Any]]) -> str:
+    return ", ".join(dict.fromkeys(map(machine_name, machines)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +214,7 @@ def show_(api: CoordinatorApi, name: str, folder: Path | None, as_json: bool) ->
         lines += table(IN_POOL, [offered])
         if features := ", ".join(offered.get("features", ())):
             lines.append(printable(f"requests may ask for: {features}"))
-        lines += map(printable, _places(api, name))
+        lines += map(printable, _places(offered))
     show(shown, as_json, *lines)
 
 
@@ -230,37 +244,44 @@ def remove(name: str, folder: Path | None, yes: bool, as_json: bool) -> int:
     return 0
 
 
-def _places(api: CoordinatorApi, name: str) -> Iterator[str]:
+def _places(model: PoolModel) -> Iterator[str]:
     """Yield where a model of the pool is loaded, could be loaded, and would fit."""
-    try:
-        listed = api.at_once.request("/admin/models")["data"]
-    except ShoalError:
-        return  # as for a key that sees no machines
-    for placed in (each for each in listed if each["id"] == name):
-        for each in placed.get("replicas", ()):
-            yield f"{each['state']} on {machine_name(each)}{with_others(each)}"
-        for each in placed.get("stored", ()):
-            needs = f", needs {decimal(each['memory'])}" if each["memory"] else ""
-            size = decimal(each["size"]) if each["size"] else "size unknown"
-            about = f"({size}{needs}, {each['engine']})"
-            yield f"on the disk of {machine_name(each)} {about}"
-        for each in placed["fits"]:
-            if each["fits"]:
-                yield f"would fit on {each['node']}: {each['why']}"
+    for each in model.get("replicas", ()):
+        yield f"{each['state']} on {machine_name(each)}{with_others(each)}"
+    for each in model.get("stored", ()):
+        needs = f", needs {decimal(each['memory'])}" if each["memory"] else ""
+        size = decimal(each["size"]) if each["size"] else "size unknown"
+        about = f"({size}{needs}, {each['engine']})"
+        yield f"on the disk of {machine_name(each)} {about}"
+    for each in model.get("fits", ()):
+        if each["fits"]:
+            yield f"would fit on {each['node']}: {each['why']}"
 
 
 def _pool_models(api: CoordinatorApi) -> list[PoolModel] | None:
     """Return the models of the pool; None if it does not answer.
 
-    The error is printed if its URL was given: otherwise no pool may be meant.
+    With where each is, as far as the key may see machines.  The error is printed if the
+    pool's URL was given: otherwise no pool may be meant.
     """
     try:
         found: list[PoolModel] = api.at_once.request("/v1/models")["data"]
+        with suppress(ShoalError):
+            placed = api.at_once.request("/admin/models")["data"]
+            places = {each["id"]: each for each in placed}
+            found = [_with_places(each, places.get(each["id"])) for each in found]
     except ShoalError as error:
         if api.url:
             click.echo(printable(f"the pool's models are unknown: {error}"), err=True)
         return None
     return found
+
+
+def _with_places(model: PoolModel, placed: PoolModel | None) -> PoolModel:
+    """Add what ``GET /admin/models`` says of a model; its workers as ``places``."""
+    if placed is None:
+        return model
+    return {**placed, **model, "places": placed["workers"]}
 
 
 def _named(models: list[StoredModel], name: str) -> StoredModel | None:
