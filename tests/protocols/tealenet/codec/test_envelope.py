@@ -296,7 +296,7 @@ REQUEST = b'{"inferenceRequest":{"_0":{"requestID":"a","request":{"messages":[]%
 @pytest.mark.parametrize(
     "data",
     [
-        *(BOMB, b'{"x":' + BOMB + b"}", b'{"hello":' + BOMB + b"}"),
+        *(BOMB, b'{"hello":' + BOMB + b"}"),
         *(REQUEST % (b',"a":' + DEEP), REQUEST % (b',"a":' + BOMB)),
         REQUEST % (b',"a":[' + b"[]," * VALUES_MAX + b"1]"),
         CHUNK % (b'{"delta":{"a":' + DEEP + b"}}"),
