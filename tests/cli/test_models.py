@@ -81,7 +81,7 @@ def test_models_of_other_programs_are_listed_with_what_runs_them(
     mine = [each for each in found if each["path"] in (str(folder), str(gguf))]
     assert [(each["name"], each["engine"]) for each in mine] == [
         ("org/vectors", ENGINES),
-        ("tiny", "shoal join"),
+        ("tiny", "embedded"),
     ]
     assert all(each["size"] < each["memory"] for each in mine)
 

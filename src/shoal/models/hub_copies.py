@@ -176,27 +176,6 @@ async def fetch_with_pool(
     return {each.sha256.hex(): fetched.path / each.name for each in content.files}
 
 
-async def fetch_from_hub(
-    source: HubSource,
-    name: str,
-    peers: Sequence[ModelPeer],
-    folder: Path,
-    progress: OnProgress,
-    *,
-    open_port: OpenPort | None = None,
-    rate: ByteRate | None = None,
-) -> None:
-    """Fetch a model into its folder below ``folder``, as ``fetch_with_pool``.
-
-    If no peer answers, it comes from the hub alone.  Raises ShoalError.
-    """
-    fetched = await fetch_with_pool(
-        *(source, [name], peers, folder, progress), open_port=open_port, rate=rate
-    )
-    if fetched is None:
-        await fetch_model(name, [source], folder, replace=True, progress=progress)
-
-
 async def _find(
     peer: ModelPeer, names: Collection[str], wanted: Collection[str]
 ) -> dict[str, Manifest] | None:

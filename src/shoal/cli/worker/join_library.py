@@ -170,7 +170,7 @@ class WorkerLibrary:
         from shoal.app.model_port import port_towards
         from shoal.models.fetch import fetch_model
 
-        open_port = port_towards(self.peers[0].url)
+        open_port = await asyncio.to_thread(port_towards, self.peers[0].url)
         try:
             await fetch_model(
                 *(order.name, self.peers, self.folder),
@@ -186,14 +186,17 @@ class WorkerLibrary:
             log.info("from the hub model=%s reason=%r", order.name, str(error))
         else:
             return
-        from shoal.models.hub_copies import fetch_from_hub
+        from shoal.models.hub_copies import fetch_with_pool
 
         source = await asyncio.to_thread(self._hub_source, order.hub)
-        await fetch_from_hub(
-            *(source, order.name, self.peers, self.folder, on_copied),
+        fetched = await fetch_with_pool(
+            *(source, [order.name], self.peers, self.folder, on_copied),
             open_port=open_port,
             rate=self.rate,
         )
+        if fetched is None:  # no peer answers: from the hub alone
+            there = order.name, [source], self.folder
+            await fetch_model(*there, replace=True, progress=on_copied)
 
     def _hub_source(self, model: HubModel) -> "HubSource":
         """Find a model at the hub.  Raises ConfigError if it does not fit here."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import click
+from msgspec import to_builtins
 from rich.filesize import decimal
 
 from shoal.cli.options import json_option, pass_api_with_json, yes_option
@@ -19,7 +20,7 @@ from shoal.config import data_folder
 from shoal.domain.errors import NotFound, ShoalError
 from shoal.domain.worker import LoadableModel, ModelLibrary
 from shoal.engines.gguf_files import hub_cache, model_folders
-from shoal.engines.loadable_files import EMBEDDED, FileLibrary
+from shoal.engines.loadable_files import FileLibrary
 from shoal.models.library import (
     StoredModel,
     loadable_files,
@@ -47,7 +48,7 @@ ELSEWHERE: Columns = {
     "WEIGHTS": lambda found: found.model.quantization,
     "CONTEXT": lambda found: found.model.context or "",
     "MEMORY": lambda found: decimal(found.memory),
-    "RUNS WITH": lambda found: found.engine,
+    "RUNS WITH": lambda found: found.model.engine,
     "WHERE": lambda found: found.path,
 }
 IN_POOL: Columns = {
@@ -85,11 +86,6 @@ class ModelElsewhere:
         """The bytes that it needs with one context, as a worker would give it."""
         context = ModelLibrary().context
         return self.model.memory(min(context, self.model.context or context), 1)
-
-    @property
-    def engine(self) -> str:
-        """What runs it."""
-        return "shoal join" if self.model.engine == EMBEDDED else self.model.engine
 
 
 def models_elsewhere(folder: Path) -> list[ModelElsewhere]:
@@ -136,28 +132,15 @@ def stored_lines(stored: StoredModel) -> Iterator[str]:
         yield printable(f"to offer it: {offer}")
 
 
-def stored_json(stored: StoredModel) -> dict[str, object]:
+def stored_json(stored: StoredModel) -> dict[str, Any]:
     """Return the form of a model for ``--json``."""
-    return {
-        "name": stored.name,
-        "path": str(stored.path),
-        "size": stored.size,
-        "files": stored.files,
-        "gguf": None if stored.gguf is None else str(stored.gguf),
-    }
+    found: dict[str, Any] = to_builtins(stored, enc_hook=str)
+    return found
 
 
-def elsewhere_json(found: ModelElsewhere) -> dict[str, object]:
-    """Return the form of a model of another program for ``--json``."""
-    return {
-        "name": found.model.name,
-        "path": str(found.path),
-        "size": found.model.size,
-        "quantization": found.model.quantization,
-        "context": found.model.context or None,
-        "memory": found.memory,
-        "engine": found.engine,
-    }
+def _elsewhere_json(found: ModelElsewhere) -> dict[str, Any]:
+    about: dict[str, Any] = to_builtins(found.model)
+    return about | {"path": str(found.path), "memory": found.memory}
 
 
 @click.command("ls")
@@ -175,7 +158,7 @@ def list_(api: CoordinatorApi, folder: Path | None, as_json: bool) -> None:
     pool = _pool_models(api)
     listed = {
         "data": [stored_json(each) for each in stored],
-        "elsewhere": [elsewhere_json(each) for each in elsewhere],
+        "elsewhere": [_elsewhere_json(each) for each in elsewhere],
         "pool": pool,
     }
     show_table(listed, as_json, STORED, stored, nothing)
