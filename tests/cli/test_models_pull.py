@@ -13,12 +13,17 @@ import pytest
 from harness.speed import PATIENCE
 from live.programs import TINY, TOKEN, Programs
 from models.hub_server import GATED, HubServer, serving
+from shoal.engines.gguf_files import projector_of
 
 TINY_GGUF = TINY.read_bytes()
 FILES = {"README.md": b"# Tiny", "tiny-Q8_0.gguf": TINY_GGUF, "tiny-F16.gguf": b"GGUF?"}
 REPOSITORY = "org/Tiny-GGUF"
 # The library writes 10 MB at a time.
 BIG, BIG_GGUF = "org/big", b"GGUF" + bytes(24 << 20)
+
+
+SIZES = {"Q4_0": 1000, "Q8_0": 2000}
+PROJECTORS = {"mmproj-F16.gguf": b"GGUF1", "mmproj-F32.gguf": b"GGUF22"}
 
 
 def content(path: str) -> bytes:
@@ -86,6 +91,21 @@ async def test_the_fitting_file_is_downloaded_and_its_use_is_told(
     assert path.endswith("/tiny-Q8_0.gguf")
     assert f"{REPOSITORY}, Q8_0, 2" in done.stderr
     assert f"to offer it: shoal join --model tiny={path}" in done.stderr
+
+
+async def test_a_model_is_pulled_with_its_projector(
+    hub: HubServer, environment: Mapping[str, str]
+) -> None:
+    eyes = {f"eyes-{each}.gguf": BIG_GGUF[:size] for each, size in SIZES.items()}
+    hub.repositories = {**hub.repositories, "org/eyes": {**eyes, **PROJECTORS}}
+
+    for quantization in SIZES:
+        done = await pull(environment, f"org/eyes:{quantization}", "--no-peers")
+        assert done.returncode == 0, done.stderr
+
+        path = Path(done.stdout.strip())
+        assert path.name == f"eyes-{quantization}.gguf"
+        assert projector_of(path) == path.with_name("mmproj-F16.gguf")
 
 
 @pytest.mark.long
@@ -208,7 +228,7 @@ async def test_machines_that_pull_a_model_at_the_same_time_share_the_download(
     programs: Programs,
     tmp_path: Path,
 ) -> None:
-    hub.seconds = 0.3
+    hub.seconds = 1.0
     pool = await asyncio.to_thread(programs.serve)
     source = ("--from", pool.url, "--token", TOKEN)
     homes = [tmp_path / name for name in ("one", "two", "three")]
