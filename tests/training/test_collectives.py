@@ -102,23 +102,30 @@ def test_the_result_may_replace_the_own_array(
         assert np.array_equal(array, expected)
 
 
-@given(sizes, st.integers(0, 9), orders)
-def test_each_rank_gets_its_part_of_a_sum(
-    size: int, length: int, order: list[int]
-) -> None:
-    arrays = [np.arange(size * length) + 10 * rank for rank in range(size)]
-    results = [np.empty(length, arrays[0].dtype) for _ in range(size)]
+@given(st.lists(lengths, min_size=1, max_size=5), orders)
+def test_each_rank_gets_its_part_of_a_sum(lengths: list[int], order: list[int]) -> None:
+    size = len(lengths)
+    ends = np.cumsum(lengths)
+    arrays = [np.arange(ends[-1]) + 10 * rank for rank in range(size)]
+    results = [np.empty(length, arrays[0].dtype) for length in lengths]
     combined = reduction("sum", arrays[0].dtype, size)
+    bytes_of_ends = [int(end) * arrays[0].itemsize for end in ends]
 
     run(
         [
-            reduce_scatter(Place(r, size), raw(arrays[r]), raw(results[r]), combined)
-            for r in range(size)
+            reduce_scatter(
+                Place(rank, size),
+                raw(arrays[rank]),
+                raw(results[rank]),
+                combined,
+                bytes_of_ends,
+            )
+            for rank in range(size)
         ],
         chooser(order),
     )
 
-    parts = np.sum(arrays, axis=0).reshape(size, length)
+    parts = np.split(np.sum(arrays, axis=0), ends[:-1])
     for rank in range(size):
         assert np.array_equal(results[rank], parts[rank])
 

@@ -185,14 +185,17 @@ def all_reduce(
 
 
 def reduce_scatter(
-    place: Place, own: memoryview, result: memoryview, reduction: Reduction
+    place: Place,
+    own: memoryview,
+    result: memoryview,
+    reduction: Reduction,
+    ends: Sequence[int],
 ) -> Operation:
     """Combine the arrays of all ranks, of which rank r gets chunk r in ``result``.
 
-    ``own`` has ``size`` chunks of the size of ``result``, and keeps its numbers.
+    ``ends`` are the ends of the chunks of ``own``, which keeps its numbers.
     """
-    length = len(result)
-    chunks = [(rank * length, (rank + 1) * length) for rank in range(place.size)]
+    chunks = list(zip((0, *ends[:-1]), ends, strict=True))
     sums = memoryview(bytearray(len(own)))
     # It starts one chunk earlier, so that the sum that ends here is this rank's own.
     yield from _ring_reduce(place, own, sums, chunks, reduction, place.rank - 1)

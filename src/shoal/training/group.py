@@ -129,10 +129,11 @@ class RankGroup:
             )
         result = np.empty((array.shape[0] // size, *array.shape[1:]), array.dtype)
         combined = reduction(op, array.dtype, size)
+        ends = [result.nbytes * (each + 1) for each in range(size)]
         self.run(
             Kind.REDUCE_SCATTER,
             collectives.reduce_scatter(
-                self.place, bytes_of(array), bytes_of(result), combined
+                self.place, bytes_of(array), bytes_of(result), combined, ends
             ),
         )
         return result

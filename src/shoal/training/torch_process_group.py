@@ -10,6 +10,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,7 +25,13 @@ from shoal.training.collectives import Array, Kind, ReduceOp
 from shoal.training.point_to_point import ArrayTransfer
 from shoal.training.rank_port import GroupEnded
 from shoal.training.torch_runners import OperationRunner
-from shoal.training.torch_tensors import Memories, Memory, op_of, tensor_reduction
+from shoal.training.torch_tensors import (
+    Memories,
+    Memory,
+    check_parts,
+    op_of,
+    tensor_reduction,
+)
 from shoal.training.torch_work import CallbackThreads, CollectiveWork
 
 NAME = "shoal"
@@ -153,7 +160,12 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         def call() -> None:
             for index, own in enumerate(inputs):
                 parts = outputs[index] if self._rank == root else []
-                with Memory(own) as memory, Memories(parts) as memories:
+                if self._rank == root:
+                    check_parts(parts, own, root, self.size())
+                with (
+                    Memory(own, is_result=False) as memory,
+                    Memories(parts) as memories,
+                ):
                     self._runner.run(
                         Kind.GATHER, collectives.gather, memory, memories, root
                     )
@@ -168,7 +180,12 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         def call() -> None:
             for index, own in enumerate(outputs):
                 parts = inputs[index] if self._rank == root else []
-                with Memory(own) as memory, Memories(parts) as memories:
+                if self._rank == root:
+                    check_parts(parts, own, root, self.size())
+                with (
+                    Memory(own) as memory,
+                    Memories(parts, is_result=False) as memories,
+                ):
                     self._runner.run(
                         Kind.SCATTER, collectives.scatter, memories, memory, root
                     )
@@ -181,13 +198,15 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         joined = [torch.cat([part.reshape(-1) for part in parts]) for parts in inputs]
 
         def call() -> None:
-            for output, whole in zip(outputs, joined, strict=True):
+            for output, parts, whole in zip(outputs, inputs, joined, strict=True):
+                check_parts(parts, output, self._rank, self.size())
                 combined = tensor_reduction(op_of(opts), whole.dtype, self.size())
+                ends = [*accumulate(map(_size_of, parts))]
                 with Memory(whole) as own, Memory(output) as memory:
                     self._runner.run(
                         Kind.REDUCE_SCATTER,
                         collectives.reduce_scatter,
-                        *(own, memory, combined),
+                        *(own, memory, combined, ends),
                     )
 
         return self._submit("reduce_scatter", outputs, call)
@@ -195,23 +214,18 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     def reduce_scatter_single(
         self, output: Tensor, whole: Tensor, opts: Any = None
     ) -> dist.Work:
-        return self.reduce_scatter([output], [[whole]], opts)
+        return self.reduce_scatter_single_coalesced([output], [whole], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        return self.reduce_scatter(outputs, [[each] for each in inputs], opts)
+        parts = [[*each.reshape(-1).tensor_split(self.size())] for each in inputs]
+        return self.reduce_scatter(outputs, parts, opts)
 
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        def call() -> None:
-            with Memories(inputs) as parts, Memories(outputs) as results:
-                self._runner.run(
-                    Kind.ALL_TO_ALL, collectives.all_to_all, parts, results
-                )
-
-        return self._submit("all_to_all", outputs, call)
+        return self._exchange(outputs, inputs, outputs)
 
     def all_to_all_single(
         self,
@@ -224,7 +238,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         size = self.size()
         outputs = output.split(list(output_sizes) or [output.shape[0] // size] * size)
         inputs = whole.split(list(input_sizes) or [whole.shape[0] // size] * size)
-        return self.alltoall(list(outputs), list(inputs))
+        return self._exchange(outputs, inputs, [output])
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
         return self._transfer(self._runner.send, tensors, to, tag)
@@ -274,18 +288,35 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         self._thread.join()
         self._callbacks.close()
 
+    def _exchange(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        results: list[Tensor],
+    ) -> dist.Work:
+        def call() -> None:
+            check_parts(inputs, outputs[self._rank], self._rank, self.size())
+            check_parts(outputs, inputs[self._rank], self._rank, self.size())
+            with (
+                Memories(inputs, is_result=False) as parts,
+                Memories(outputs) as received,
+            ):
+                self._runner.run(
+                    Kind.ALL_TO_ALL, collectives.all_to_all, parts, received
+                )
+
+        return self._submit("all_to_all", results, call)
+
     def _gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]
     ) -> None:
         """Copy each input of all ranks to its outputs, whose sizes may differ."""
         for gathered, own in zip(outputs, inputs, strict=True):
-            ends, total = [], 0
-            for each in gathered:
-                total += _size_of(each)
-                ends.append(total)
-            whole = memoryview(bytearray(total))
+            check_parts(gathered, own, self._rank, self.size())
+            ends = [*accumulate(map(_size_of, gathered))]
+            whole = memoryview(bytearray(ends[-1]))
             end = ends[self._rank]
-            with Memory(own) as memory:
+            with Memory(own, is_result=False) as memory:
                 whole[end - len(memory) : end] = memory
             self._runner.run(Kind.ALL_GATHER, collectives.all_gather, whole, ends)
             for each, end in zip(gathered, ends, strict=True):
@@ -328,7 +359,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         tag: int,
     ) -> CollectiveWork:
         (tensor,) = tensors  # as gloo's
-        memory = Memory(tensor)
+        memory = Memory(tensor, is_result=begin != self._runner.send)
 
         def end(error: Exception | None) -> None:
             memory.__exit__()

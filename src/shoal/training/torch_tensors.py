@@ -30,23 +30,32 @@ _TORCH_FUNCTIONS: Mapping[ReduceOp, Callable[..., Tensor]] = {
     "min": torch.minimum,
     "max": torch.maximum,
 }
-"""For dtypes that NumPy lacks."""
+"""For bfloat16, which NumPy lacks, as it does smaller floats that are for storage."""
 
 
 class Memory:
     """A tensor's memory as bytes, within a block.
 
-    One that is not contiguous is copied, and copied back at the end of the block.
-    Raises InvalidRequest if it is sparse, or not on the CPU.
+    One that is not contiguous is copied, and if it is a result, copied back at the end
+    of the block.
+
+    Raises InvalidRequest if it is sparse, not on the CPU, or a result that has one
+    place for several numbers.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, *, is_result: bool = True) -> None:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise InvalidRequest(
                 f"a tensor on {tensor.device} of layout {tensor.layout}: the backend "
                 "shoal has dense tensors on the CPU, and all_reduce of sparse ones"
             )
+        if is_result and any(
+            size > 1 and stride == 0
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise InvalidRequest("a result made by expand: use its contiguous()")
         self._tensor = tensor.detach()
+        self._is_result = is_result
         # The memory of a conjugate or negative view has other numbers.
         self._contiguous = self._tensor.resolve_conj().resolve_neg().contiguous()
 
@@ -62,15 +71,15 @@ class Memory:
         return memoryview(memory).cast("B")
 
     def __exit__(self, *_: object) -> None:
-        if self._contiguous.data_ptr() != self._tensor.data_ptr():
+        if self._is_result and self._contiguous.data_ptr() != self._tensor.data_ptr():
             self._tensor.copy_(self._contiguous)
 
 
 class Memories:
     """The memory of several tensors, within a block."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._all = [Memory(tensor) for tensor in tensors]
+    def __init__(self, tensors: Sequence[Tensor], *, is_result: bool = True) -> None:
+        self._all = [Memory(tensor, is_result=is_result) for tensor in tensors]
 
     def __enter__(self) -> list[memoryview]:
         return [each.__enter__() for each in self._all]
@@ -78,6 +87,23 @@ class Memories:
     def __exit__(self, *_: object) -> None:
         for each in self._all:
             each.__exit__()
+
+
+def check_parts(parts: Sequence[Tensor], own: Tensor, rank: int, size: int) -> None:
+    """Check the tensors of ranks, of which one has the numbers of this rank's own.
+
+    Raises InvalidRequest if there is not one a rank, or they differ in dtype or size.
+    """
+    if len(parts) != size:
+        raise InvalidRequest(f"{len(parts)} tensors, expected one for each rank")
+    for each in parts:
+        if each.dtype != own.dtype:
+            raise InvalidRequest(f"tensors of {each.dtype} and of {own.dtype}")
+    if parts[rank].numel() != own.numel():
+        raise InvalidRequest(
+            f"{parts[rank].numel()} and {own.numel()} numbers: tensors for the same "
+            "rank differ in size"
+        )
 
 
 def op_of(opts: Any) -> ReduceOp:
@@ -102,7 +128,7 @@ def tensor_reduction(
     """
     try:
         numbers = torch.empty(0, dtype=dtype).numpy().dtype
-    except TypeError:  # such as bfloat16
+    except TypeError:
         combined = _torch_reduction(op, dtype, size)
     else:
         combined = reduction(op, numbers, size)
@@ -118,7 +144,7 @@ def tensor_reduction(
 
 def _torch_reduction(op: ReduceOp, dtype: torch.dtype, size: int) -> Reduction:
     function = _TORCH_FUNCTIONS.get(op)
-    if function is None or not dtype.is_floating_point:
+    if function is None or dtype is not torch.bfloat16:
         raise InvalidRequest(f"{dtype} cannot be combined by {op}")
 
     def combine(own: memoryview, received: memoryview, result: memoryview) -> None:

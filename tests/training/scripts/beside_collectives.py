@@ -2,6 +2,8 @@
 
 import os
 import sys
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ def main() -> None:
     assert [each.item() for each in parts] == [3.0, 6.0]
     with pytest.raises(InvalidRequest, match="a mean of int32"):
         dist.all_reduce(torch.ones(1, dtype=torch.int32), op=dist.ReduceOp.AVG)
+    refuse_tensors_that_do_not_fit(rank, size)
+    take_any_input(rank, size)
     dist.barrier()
     # In one piece, for the ranks share the output.
     os.write(sys.stdout.fileno(), f"rank {rank} has done all\n".encode())
@@ -55,6 +59,46 @@ def exchange_beside_collectives(rank: int, size: int) -> None:
         assert sorted(sources) == [*range(1, size)]
     else:
         dist.send(torch.ones(1), 0)
+
+
+def refuse_tensors_that_do_not_fit(rank: int, size: int) -> None:
+    """No rank sends anything then, so the group goes on."""
+    own = torch.ones(size)
+    refused: list[tuple[Any, ...]] = [
+        ("all_gather: tensors of", dist.all_gather_into_tensor, own.int(), own[:1]),
+        ("all_gather: 1 tensors", dist.all_gather, [own], own),
+        ("all_gather: 1 and 3", dist.all_gather, [*own.split(1)], own),
+        ("reduce_scatter: 1 and 2", dist.reduce_scatter_tensor, own[:2], own),
+        ("reduce_scatter: tensors", dist.reduce_scatter_tensor, own[:1].double(), own),
+        ("all_to_all: 2 tensors", dist.all_to_all, [*own.split(1)], [own[:1]] * 2),
+        ("all_to_all: 2 and 1", dist.all_to_all, [*own.split(1)], [own[:2]] * size),
+        ("all_reduce: torch.float8", dist.all_reduce, own.to(torch.float8_e5m2)),
+        ("all_reduce: a result made by expand", dist.all_reduce, own[:1].expand(2)),
+    ]
+    for why, operation, *tensors in refused:
+        with pytest.raises(InvalidRequest, match=why):
+            operation(*tensors)
+    work = dist.irecv(torch.ones(1), (rank + 1) % size, tag=9)
+    with pytest.raises(RuntimeError, match="has not ended"):
+        work.wait(timedelta(milliseconds=1))
+    dist.barrier()
+    dist.isend(own[:1], (rank - 1) % size, tag=9).wait()
+    work.wait()
+
+
+def take_any_input(rank: int, size: int) -> None:
+    own = torch.tensor([float(rank)]).expand(2)
+    found = [torch.empty(2) for _ in range(size)]
+    dist.all_gather(found, own)
+    assert [each[1].item() for each in found] == [*range(size)]
+    uneven = torch.empty(rank + 1)
+    parts = [torch.full((each + 1,), float(each)) for each in range(size)]
+    dist.reduce_scatter(uneven, parts)
+    assert uneven.tolist() == [float(rank * size)] * (rank + 1)
+    whole = torch.empty(size)
+    work = dist.all_to_all_single(whole, torch.ones(size), async_op=True)
+    (result,) = work.get_future().wait()
+    assert result.tolist() == [1.0] * size
 
 
 def then_reduce_again(rank: int) -> None:
