@@ -439,6 +439,19 @@ def test_compressions_of_the_same_size_are_not_mistaken_for_each_other() -> None
     assert any("a segment of kind" in reason for reason in reasons), reasons
 
 
+def test_a_rank_that_ended_before_it_connected_is_not_waited_for() -> None:
+    with ports(2) as (here, there):
+        links = here.open_group(GroupMembership("run", 0, 0, 2, SECRET), LIMIT)
+        address = RankAddress(["127.0.0.1"], there.port, there.id)
+        links.set_addresses({1: address})
+        there.close()
+        with (
+            closing(RankGroup(links, LIMIT)) as group,
+            pytest.raises(GroupEnded, match="rank 1 ended before it connected"),
+        ):
+            group.broadcast(np.ones(4), 1)
+
+
 @pytest.mark.parametrize(
     ("differs", "problem"),
     [

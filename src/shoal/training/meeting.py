@@ -170,7 +170,8 @@ def meet(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> RankG
     terms = json.loads(store.get("shoal/group"))
     port = open_port(host, encrypts=terms["encrypts"])
     membership = GroupMembership(terms["group"], 0, rank, size, terms["secret"])
-    links = port.open_group(membership, seconds)
+    # Each rank listens before it says where.
+    links = port.open_group(membership, seconds, dial_timeout=seconds)
     store.set(f"shoal/{rank}", json.dumps([[host], port.port, port.id]))
     keys = {other: f"shoal/{other}" for other in range(size)}
     store.wait(list(keys.values()), timeout)

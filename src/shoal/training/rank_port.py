@@ -21,6 +21,7 @@ from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import NotAdmitted, Unavailable
 from shoal.protocols.seam.ranks import RankIdentity, RankRefused, SegmentWire
 from shoal.training.links import (
+    WAY_TIMEOUT,
     IncomingLink,
     OutgoingLink,
     RankAcceptor,
@@ -43,13 +44,16 @@ from shoal.transports.tls import self_signed_tls
 
 OPEN_TIMEOUT = 5.0  # seconds that a rank of an expected group waits until it is open
 RELAYED = "the relay of the coordinator"  # the address of connections by it
+LOOK_INTERVAL = 3.0  # seconds after which a rank that is waited for is looked for
 ID_SIZE = 12  # random bytes of a port's id
 
 log = logging.getLogger("shoal.training")
 
 
-class GroupEnded(Unavailable):
+class GroupEnded(Unavailable, RuntimeError):
     """A rank is lost, late or out of step: its group does nothing more.
+
+    It is a RuntimeError because scripts expect those of PyTorch's groups.
 
     The numbers of the operation that was under way are undefined.  ``suspect`` is the
     rank that this one waited for.  ``out_of_step``: the programs of the ranks differ.
@@ -220,6 +224,18 @@ class RankPort:
             return begin_client(connected, RELAYED, encrypts=True)
 
         return connect
+
+    def is_gone(self, address: RankAddress) -> bool:
+        """Return whether nothing listens where a rank did; False: that is not known."""
+        for way in self.ways_to(address):
+            try:
+                way(WAY_TIMEOUT).close()
+            except Disconnected as error:
+                if not isinstance(error.__cause__, ConnectionRefusedError):
+                    return False
+            else:
+                return False
+        return True
 
     def on_connected(self, connection: RankSocket, port_id: str) -> None:
         """Remember which way led to a rank."""
@@ -434,13 +450,21 @@ class GroupLinks:
 
     def _wait_for(self, rank: int) -> IncomingLink:
         key = rank, LinkUse.COLLECTIVES
-        with self._changed:
-            self._changed.wait_for(
-                lambda: key in self._incoming or self._ended is not None, self._timeout
-            )
-            if key in self._incoming:
-                return self._incoming[key]
-        name = self.membership.name(rank)
-        self.abort(f"{name} did not connect within {self._timeout:g} s", rank)
+        reason, deadline = "", time.monotonic() + self._timeout
+        while not reason:
+            left = deadline - time.monotonic()
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: key in self._incoming or self._ended is not None,
+                    min(left, LOOK_INTERVAL),
+                )
+                if key in self._incoming:
+                    return self._incoming[key]
+            self.check()
+            if left <= LOOK_INTERVAL:
+                reason = f"did not connect within {self._timeout:g} s"
+            elif self._port.is_gone(self._addresses[rank]):
+                reason = "ended before it connected"
+        self.abort(f"{self.membership.name(rank)} {reason}", rank)
         self.check()
         raise AssertionError("an aborted group has ended")

@@ -48,6 +48,13 @@ class CallbackThreads:
                 self._free += 1
 
 
+class WaitTimeout(TimeoutError, RuntimeError):
+    """An operation is not complete within the time that a wait for it may take.
+
+    The operation goes on.  Scripts expect a RuntimeError, as of PyTorch's groups.
+    """
+
+
 class CollectiveWork(dist.Work):  # type: ignore[misc]  # its types are not read
     """An operation of a group; its future has the tensors.
 
@@ -87,7 +94,7 @@ class CollectiveWork(dist.Work):  # type: ignore[misc]  # its types are not read
         # 0 means no limit in PyTorch.
         seconds = 0.0 if timeout is None else timeout.total_seconds()
         if seconds > 0 and not self._done.wait(seconds):
-            raise TimeoutError(f"the operation has not ended within {timeout}")
+            raise WaitTimeout(f"the operation has not ended within {timeout}")
         if not self._done.wait(self._limit):
             self._expire()
             self._done.wait()

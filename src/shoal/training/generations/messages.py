@@ -226,7 +226,7 @@ def texts(message: RunMessage, name: str) -> Sequence[str]:
     return tuple(str(each)[:TEXT_MAX] for each in value)
 
 
-class RankMissing(Unavailable):
+class RankMissing(Unavailable, RuntimeError):
     """The operation needs a rank that is lost."""
 
 
