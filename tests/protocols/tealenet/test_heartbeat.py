@@ -12,6 +12,8 @@ from protocols.tealenet.peers import (
     OFFER,
     ForeignPeer,
     PeerPair,
+    chunk,
+    encoded,
     heartbeat,
     hello,
     hello_ack,
@@ -92,6 +94,18 @@ def test_a_peer_that_waits_for_an_answer_may_be_silent() -> None:
     assert peer.end.closed is None
     peer.send(Completed(run.job_id, run.lease))
     peer.wait(31.0)
+
+    assert peer.end.closed == "silent for 30 s"
+
+
+def test_a_peer_that_writes_an_answer_may_send_nothing_else() -> None:
+    peer = joined_mac()
+    request_id = submitted_request(peer)
+
+    for _ in range(5):
+        peer.deliver(encoded(chunk(request_id, "on and on ")), after=20.0)
+    assert peer.end.closed is None
+    peer.wait(61.0)
 
     assert peer.end.closed == "silent for 30 s"
 

@@ -166,6 +166,7 @@ class TealeOutboundJobs:
         self._request_ids: dict[tuple[JobId, LeaseNumber], str] = {}
         self._templates: dict[Data, _OutboundJob] = {}  # by the prefix of their chunks
         self._batch = 0
+        self._noted_batch = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -199,6 +200,12 @@ class TealeOutboundJobs:
     def begin_batch(self) -> None:
         """Start a batch: the chunks of one job in it are one event."""
         self._batch += 1
+
+    def has_progressed(self) -> bool:
+        """Return whether an open job has had output since the last call."""
+        newest = max((job.batch for job in self._jobs.values()), default=0)
+        progressed, self._noted_batch = newest > self._noted_batch, newest
+        return progressed
 
     def receive_text(self, data: Data) -> Sequence[words.AnswerChunk] | None:
         """Read a chunk that differs from the job's others only in its text.

@@ -411,8 +411,10 @@ class TealePeerSession:
         """Act on the peer's silence."""
         if state.liveness(now) is not PeerLiveness.DISCONNECTED:
             return state.load_events()
-        if len(self._inbound) and not len(self._outbound):
-            # Gateways and small clients send nothing while they wait for an answer.
+        waits = len(self._inbound) and not len(self._outbound)
+        if waits or self._outbound.has_progressed():
+            # Gateways and small clients send nothing while they wait for an answer,
+            # and small servers nothing else while they write one.
             state.note_alive(now)
             return ()
         return (self._close(state.silence),)
