@@ -353,7 +353,7 @@ class AnswerReader:
             for stop in (choice.stop_reason, choice.matched_stop):
                 if isinstance(stop, str):
                     fields = {**fields, STOP_REASON: stop}
-        if reason is not None:
+        if reason is not None and (several or message.has_calls):
             reason = known_finish_reason(reason, calls=message.has_calls)
             if reason != "length" and (calls := message.complete_calls()):
                 batch.add(Delta(index, fields, choice.logprobs))
