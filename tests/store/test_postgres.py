@@ -557,7 +557,7 @@ async def test_a_file_in_use_is_not_copied(
         await copy(tmp_path / "shoal.db", url)
 
     await source.close()
-    with sqlite3.connect(tmp_path / "shoal.db") as sql:
+    with closing(sqlite3.connect(tmp_path / "shoal.db")) as sql:
         sql.execute("PRAGMA user_version = 3")
     with pytest.raises(StoreError, match="version 3, expected"):
         await copy(tmp_path / "shoal.db", url)

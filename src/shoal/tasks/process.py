@@ -29,6 +29,8 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 _ROUTINE = re.compile(
     rf'\s*$|Extension modules: |  File "({re.escape(TASKS_FOLDER)}|<frozen runpy>)'
+    # From Python 3.14 on, that of C follows, and would leave no line of the task's.
+    r"|Current thread's C stack trace |  Binary file |  <truncated rest of calls>"
 )
 """Lines of a ``faulthandler`` traceback that do not come from a task."""
 
