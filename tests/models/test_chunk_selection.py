@@ -236,6 +236,19 @@ def test_what_a_near_source_has_is_requested_there() -> None:
     assert {each.source for each in late} == {"far"}
 
 
+def test_what_a_near_source_leaves_to_others_is_requested_from_them() -> None:
+    selection = ChunkSelection(CHUNKS)
+    selection.add_source("near", 0.0, near=True)
+    selection.on_available("near", np.ones(CHUNKS, bool))
+    assert ChunkRequest("near", 0) in selection.requests(0.0)
+    selection.add_source("far", 0.0)
+    selection.on_available("far", flags(0))
+
+    selection.on_elsewhere("near", [0], 0.0)
+
+    assert ChunkRequest("far", 0) in selection.requests(0.0)
+
+
 def test_a_source_of_another_model_is_dropped() -> None:
     selection = a_selection(a=np.ones(CHUNKS + 1, bool))
 

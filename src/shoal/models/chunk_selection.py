@@ -50,6 +50,10 @@ class _Source:
     def in_flight(self) -> int:
         return len(self.requested) + self.unchecked
 
+    def sends(self, chunk: int) -> bool:
+        """Return whether it has a chunk, and has not named others for it."""
+        return bool(self.has[chunk]) and chunk not in self.elsewhere
+
     def is_late(self, now: float) -> bool:
         """Return whether it owes a chunk for long."""
         requested = self.requested.values()
@@ -61,8 +65,8 @@ class ChunkSelection:
 
     Rarest first, and equally rare ones in the order in which disks read them fast,
     until ``shuffle``.  What a near source has, and does not owe for long, is not
-    requested from those that are not near.  Only those that are ``wanted`` are
-    requested; None: all.
+    requested from those that are not near, unless it says that others have it.  Only
+    those that are ``wanted`` are requested; None: all.
     """
 
     def __init__(
@@ -230,7 +234,7 @@ class ChunkSelection:
     def _next(self, source: _Source, now: float) -> int | None:
         """Return the chunk to request from a source; None: it has none of use."""
         nearer = [
-            each.has
+            each
             for each in (() if source.near else self._sources.values())
             if each.near and not each.is_late(now)
         ]
@@ -239,14 +243,16 @@ class ChunkSelection:
             if (
                 not (self._held[chunk] or self._arrived[chunk] or self._asked[chunk])
                 and chunk not in source.elsewhere
-                and not any(has[chunk] for has in nearer)
+                and not any(each.sends(chunk) for each in nearer)
             ):
                 return chunk
         open_ = source.has & self._wanted & ~self._held & ~self._arrived
         fresh = open_ & (self._asked == 0)
         fresh[[*source.elsewhere]] = False
-        for has in nearer:
-            fresh &= ~has
+        for each in nearer:
+            sent = each.has.copy()
+            sent[[*each.elsewhere]] = False
+            fresh &= ~sent
         found = np.flatnonzero(fresh)
         if len(found):
             rank = self._sources_of[found].astype(np.int64) * len(self._held)
