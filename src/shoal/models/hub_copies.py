@@ -51,19 +51,23 @@ class HubSource:
     def manifest(self) -> Manifest:
         """The manifest, without the hashes of chunks.
 
-        Raises PeerError if the names of the files cannot be used here.
+        Raises PeerError if the names or the hashes of the files cannot be used here.
         """
         files = (
             (base_name(each.name), each.size, bytes.fromhex(each.sha256))
             for each in self.model.files
         )
-        return manifest_of_files(files)
+        try:
+            return manifest_of_files(files)
+        except ValueError as error:
+            raise PeerError(f"{self.url}: no SHA-256: {error}") from error
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["HubConnection"]:
         lost: ShoalError | None = None
+        content = self.manifest  # once: it has 32 bytes for each chunk
         async with asyncio.TaskGroup() as tasks:
-            connection = HubConnection(self, tasks)
+            connection = HubConnection(self, content, tasks)
             try:
                 yield connection
             except ShoalError as error:
@@ -77,11 +81,14 @@ class HubSource:
 class HubConnection:
     """Answers as a peer does that has the whole model."""
 
-    def __init__(self, source: HubSource, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, source: HubSource, content: Manifest, tasks: asyncio.TaskGroup
+    ) -> None:
         self.sends_chunks = True
         self.receive: Callable[[ModelMessage], None] = lambda message: None
         self.on_lost: Callable[[ShoalError], None] = lambda error: None
         self._source = source
+        self._content = content
         self._tasks = tasks
         self._reading: set[asyncio.Task[None]] = set()
 
@@ -89,8 +96,7 @@ class HubConnection:
         """Answer a request; what is for other machines is ignored."""
         match message:
             case ManifestRequest(model):
-                data = self._source.manifest.encoded
-                answer = ManifestAnswer(model, data)
+                answer = ManifestAnswer(model, self._content.encoded)
                 asyncio.get_running_loop().call_soon(self.receive, answer)
             case ChunksRequest(root, chunks):
                 # As many at a time as are requested: the receiver limits them.
@@ -116,9 +122,9 @@ class HubConnection:
 
     async def _send_chunk(self, root: bytes, chunk: int) -> None:
         source = self._source
-        place = source.manifest.place(chunk)
+        place = self._content.place(chunk)
         by_name = {base_name(each.name): each for each in source.model.files}
-        file = by_name[source.manifest.files[place.file].name]
+        file = by_name[self._content.files[place.file].name]
         where = file.name, place.offset, place.size
         try:
             data = await asyncio.to_thread(
@@ -159,14 +165,13 @@ async def fetch_with_pool(
         return None
     copy = next((found for _, found in answers if found), None)
     sources: list[ModelPeer] = [source]
-    name, content, address = next(iter(names)), source.manifest, ""
+    name, content = next(iter(names)), source.manifest
     if copy:
         ((name, content),) = copy.items()
-        address = content.address
         sources = [peer for peer, found in answers if found == copy]
     fetched = await fetch_model(
         *(name, sources, folder),
-        address=address,
+        address=content.address,
         replace=True,
         progress=progress,
         open_port=open_port,
