@@ -65,6 +65,21 @@ def test_unreachable_hub_is_reported_without_retries(
     assert not caplog.records
 
 
+def test_name_that_no_repository_can_have_is_the_reported_reason() -> None:
+    with pytest.raises(ConfigError, match="org/a--b is no repository's name"):
+        ModelHub("http://127.0.0.1:1").models("org/a--b")
+
+
+async def test_hub_that_leads_in_a_circle_is_unavailable() -> None:
+    async def here(request: web.BaseRequest) -> web.Response:
+        raise web.HTTPFound(request.path)
+
+    async with RawTestServer(here) as server:
+        hub = ModelHub(str(server.make_url("")))
+        with pytest.raises(Unavailable, match="cannot reach http://127"):
+            await asyncio.to_thread(hub.read, REPOSITORY, "", "tiny.gguf", 0, 4)
+
+
 async def test_page_in_place_of_the_hub_is_reported() -> None:
     async def page(request: web.BaseRequest) -> web.Response:
         return web.Response(text="<html>Sign in</html>", content_type="text/html")

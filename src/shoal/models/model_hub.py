@@ -301,13 +301,17 @@ class ModelHub:
                 f"{self.endpoint} has no model {repository}, or it is private: check "
                 "the name, and set HF_TOKEN for a private one"
             ) from error
+        except errors.HFValidationError as error:
+            raise ConfigError(
+                f"{repository} is no repository's name: {error}"
+            ) from error
         except errors.OfflineModeIsEnabled as error:
             raise Unavailable(f"HF_HUB_OFFLINE is set; {OFFLINE_WAYS}") from error
         except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
             raise Unavailable(
                 f"{self.endpoint} does not give {repository}: {error}; {OFFLINE_WAYS}"
             ) from error
-        except (httpx2.TransportError, ConnectionError, TimeoutError) as error:
+        except (httpx2.RequestError, ConnectionError, TimeoutError) as error:
             raise Unavailable(
                 f"cannot reach {self.endpoint}: {error}; {OFFLINE_WAYS}"
             ) from error
