@@ -264,7 +264,10 @@ async def test_layers_that_cannot_be_copied_are_sent_by_the_runner(
     )
 
 
-async def test_paused_owner_has_no_traffic_of_a_copy(owner: Owner) -> None:
+async def test_paused_owner_has_no_traffic_of_a_copy(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.worker.lending.FAILURES_MAX", 1)  # a pause is none
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def wait(order: ModelOrder, folder: Path, on_copied: OnCopied) -> Path:

@@ -142,6 +142,8 @@ class Lender:
         self._starting[order.group] = order
         try:
             port = await self._open(order, on_copied)
+        except JobError:  # the owner needs the machine, and no part was lost
+            raise
         except ShoalError as error:
             self._report(order.name, f"no part of it can be held: {error}")
             self._count_failure()
