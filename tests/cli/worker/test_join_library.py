@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
 
 from engines.outputs import TINY, chat_of
@@ -350,6 +351,32 @@ async def test_damaged_file_of_the_hub_is_not_loaded(
             await its.load("x", hub=at)
 
         assert not [*its.models.glob("x*")]
+
+
+class OnceDamaged(HubServer):
+    """Sends the beginning of a file right from the second time on."""
+
+    async def file(self, request: web.Request) -> web.StreamResponse:
+        sent = await HubServer.file(self, request)
+        if request.headers.get("Range", "").startswith("bytes=0-"):
+            self.damaged = False
+        return sent
+
+
+async def test_wrong_parts_of_a_shared_download_come_from_the_hub(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        serving(OnceDamaged({"org/Tiny-GGUF": HUB_FILES}, damaged=True)) as hub,
+        joined(home, load="pull") as its,
+    ):
+        use_hub(monkeypatch, hub)
+        await until(lambda: "*models" in its.offers)
+
+        await its.load("x", hub=HubModel("org/Tiny-GGUF", "tiny-Q8_0.gguf", COMMIT))
+
+        copy = its.models / "x" / "tiny-Q8_0.gguf"
+        assert copy.read_bytes() == TINY.read_bytes()
 
 
 async def test_library_follows_the_folder(

@@ -19,7 +19,7 @@ from shoal.cli.worker.join_lending import (
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra
-from shoal.domain.errors import ConfigError, Unavailable, UnknownModel
+from shoal.domain.errors import ConfigError, PeerError, Unavailable, UnknownModel
 from shoal.domain.work import HubModel, ModelOrder
 from shoal.domain.worker import Hardware, LoadableModel, ModelLibrary
 from shoal.engines import selection
@@ -180,7 +180,7 @@ class WorkerLibrary:
                 open_port=open_port,
                 rate=self.rate,
             )
-        except (UnknownModel, Unavailable) as error:
+        except (UnknownModel, Unavailable, PeerError) as error:
             if order.hub is None:
                 raise
             log.info("from the hub model=%s reason=%r", order.name, str(error))
@@ -189,12 +189,16 @@ class WorkerLibrary:
         from shoal.models.hub_copies import fetch_with_pool
 
         source = await asyncio.to_thread(self._hub_source, order.hub)
-        fetched = await fetch_with_pool(
-            *(source, [order.name], self.peers, self.folder, on_copied),
-            open_port=open_port,
-            rate=self.rate,
-        )
-        if fetched is None:  # no peer answers: from the hub alone
+        fetched = None
+        try:
+            fetched = await fetch_with_pool(
+                *(source, [order.name], self.peers, self.folder, on_copied),
+                open_port=open_port,
+                rate=self.rate,
+            )
+        except PeerError as error:  # a machine may have sent wrong parts
+            log.warning("refetching model=%s reason=%r", order.name, str(error))
+        if fetched is None:  # or no peer answers: from the hub alone
             there = order.name, [source], self.folder
             await fetch_model(*there, replace=True, progress=on_copied)
 
