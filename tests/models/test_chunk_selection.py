@@ -212,7 +212,9 @@ def test_chunks_that_are_elsewhere_are_requested_there_first() -> None:
 
     # The peer of the other one has not come.
     again = ChunkRequest("seed", 2)
-    assert selection.requests(1.0 + ELSEWHERE_TIMEOUT) == [again]
+    late = 1.0 + ELSEWHERE_TIMEOUT
+    assert selection.requests(late) == [again]
+    assert selection.drop_silent(late) == late + REPEAT_AFTER  # else it looks all along
 
 
 def test_what_a_near_source_has_is_requested_there() -> None:

@@ -219,7 +219,9 @@ class ChunkSelection:
         """Drop sources that owe chunks and send none; return when to look again."""
         deadlines = []
         for name, source in [*self._sources.items()]:
-            deadlines += [t + ELSEWHERE_TIMEOUT for t in source.elsewhere.values()][:1]
+            # Those that are over were requested, or wait for what is on its way.
+            elsewhere = (t + ELSEWHERE_TIMEOUT for t in source.elsewhere.values())
+            deadlines += [each for each in elsewhere if each > now]
             if not source.requested:
                 continue
             if now - source.heard_at >= SILENCE_TIMEOUT:
@@ -266,7 +268,7 @@ class ChunkSelection:
         for chunk, since in [*source.elsewhere.items()]:
             if not open_[chunk]:
                 del source.elsewhere[chunk]
-            elif not self._asked[chunk] and now - since >= ELSEWHERE_TIMEOUT:
+            elif not self._asked[chunk] and now >= since + ELSEWHERE_TIMEOUT:
                 return chunk
         return self._late(source, open_, now) if open_.any() else None
 
