@@ -40,6 +40,7 @@ class Owner:
         self.reports: list[str] = []
         self.changes = 0
         self.broken = False
+        self.on_start: Callable[[], object] = lambda: None
         self.lender = self.with_terms(TERMS)
 
     def with_terms(self, terms: MemoryLoan, copy: CopyLayers | None = None) -> Lender:
@@ -58,6 +59,7 @@ class Owner:
         assert memory == PART.memory
         self.caches.append((folder, cache))
         self.started.append(EchoShard())
+        self.on_start()
         return self.started[-1]
 
     def on_change(self) -> None:
@@ -182,6 +184,16 @@ async def test_paused_owner_has_the_memory_back(owner: Owner) -> None:
         await owner.lender.lend(ORDER)
     owner.throttle.set(100)
     assert owner.lender.loan == TERMS
+
+
+async def test_owner_may_pause_while_a_part_starts(owner: Owner) -> None:
+    owner.on_start = lambda: owner.throttle.set(0)
+
+    with pytest.raises(JobError, match="lends nothing now: paused by its owner"):
+        await owner.lender.lend(ORDER)
+
+    assert owner.lender.loan.shards == ()
+    assert owner.started[0].fault() == "closed"
 
 
 async def test_part_that_nobody_uses_is_freed(

@@ -28,6 +28,7 @@ UNUSED_MAX = 120.0  # seconds that a shard waits for the machine that runs the m
 FAILURES_MAX = 3  # lost shards until this machine lends no more for a while
 FAILURE_PAUSE = 600.0  # seconds
 FOLDER_LENGTH = 32  # characters of the name of a model's folder
+UNFIT = "this machine lends nothing now: {}"
 OWN, COPIED = "own", "copied"  # folders in it: what its process writes, and what not
 
 StartShard = Callable[[Path, Path | None, int], Awaitable[LentProcess]]
@@ -153,6 +154,9 @@ class Lender:
         shard = self._shards[order.group] = _HeldShard(order, port)
         port.on_use = shard.changed.set
         shard.watching = asyncio.create_task(self._watch(shard))
+        if why := self._throttle.why_paused:  # meanwhile
+            await self._end(shard, why)
+            raise JobError(UNFIT.format(why))
         size = shown_size(order.own_memory)
         self._report(order.name, f"lends {size} to the machine that runs it")
         self.on_change()
@@ -202,7 +206,7 @@ class Lender:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise JobError(f"this machine lends nothing now: {self._unfit}") from None
+            raise JobError(UNFIT.format(self._unfit)) from None
         except ShoalError as error:
             why = f"the machine that runs it sends its layers, since {error}"
             self._report(order.name, why)
@@ -233,7 +237,7 @@ class Lender:
                 "owner named others with --lend-for"
             )
         if why := self._unfit:
-            return f"this machine lends nothing now: {why}"
+            return UNFIT.format(why)
         if order.group in self._starting:
             return f"this machine is starting its part of {order.name} already"
         starting = sum(each.own_memory for each in self._starting.values())
