@@ -21,6 +21,7 @@ class HubServer:
     arrive with another first byte.  ``claimed_size`` is told of each file, and
     ``downloads`` are the files that were sent, of the ``revisions``, ``sent`` the bytes
     of them, and ``seconds`` how long each request takes.  ``gone``: no file is sent.
+    ``tokens`` are those that came, as they are in the header.
     """
 
     repositories: Mapping[str, Mapping[str, bytes]] = field(repr=False)
@@ -33,9 +34,11 @@ class HubServer:
     seconds: float = 0.0
     gone: bool = False
     sent: int = 0
+    tokens: set[str] = field(default_factory=set)
     url: str = ""
 
     async def about(self, request: web.Request) -> web.Response:
+        self._note_token(request)
         name = request.match_info["repository"]
         if name == GATED:
             headers = {"X-Error-Code": "GatedRepo"}
@@ -61,6 +64,7 @@ class HubServer:
         return web.json_response(found)
 
     async def file(self, request: web.Request) -> web.StreamResponse:
+        self._note_token(request)
         if self.gone:
             raise web.HTTPForbidden  # which its library does not repeat
         data = self.repositories[request.match_info["repository"]][
@@ -101,6 +105,10 @@ class HubServer:
         await response.write(data[begin:])
         await response.write_eof()
         return response
+
+    def _note_token(self, request: web.Request) -> None:
+        if found := request.headers.get("Authorization"):
+            self.tokens.add(found)
 
 
 def digest(data: bytes) -> str:

@@ -56,10 +56,13 @@ def parse_hub_name(text: str) -> HubName | None:
 class ModelHub:
     """The hub at ``endpoint``; by default that of ``HF_ENDPOINT``.
 
-    Raises ConfigError if its library is not installed.
+    ``public_only``: it gets no token of this user.  Raises ConfigError if its library
+    is not installed.
     """
 
-    def __init__(self, endpoint: str | None = None) -> None:
+    def __init__(
+        self, endpoint: str | None = None, *, public_only: bool = False
+    ) -> None:
         try:
             from huggingface_hub import HfApi
         except ImportError as error:
@@ -67,7 +70,9 @@ class ModelHub:
                 "downloading models needs the package huggingface_hub: "
                 + this_installation().add_packages("huggingface_hub")
             ) from error
-        self._api: HfApi = HfApi(endpoint, library_name="shoal")
+        self._token = False if public_only else None  # None: that of this user
+        self._api: HfApi = HfApi(endpoint, self._token, library_name="shoal")
+        self._access = "pull it on that machine" if public_only else "set HF_TOKEN"
 
     @property
     def endpoint(self) -> str:
@@ -192,7 +197,8 @@ class ModelHub:
         url = hf_hub_url(
             repository, file, revision=revision or None, endpoint=self.endpoint
         )
-        headers = {"Range": f"bytes={offset}-{offset + size - 1}"} | _authorization()
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
+        headers |= self._authorization()
         data = bytearray()
         with (
             self._errors(repository),
@@ -222,6 +228,7 @@ class ModelHub:
                     repository,
                     file.name,
                     endpoint=self.endpoint,
+                    token=self._token,
                     tqdm_class=_progress_class(on),
                 )
             )
@@ -267,7 +274,7 @@ class ModelHub:
                 "sort": "downloads",
                 "limit": SUGGESTED_MAX,
             },
-            headers=_authorization(),
+            headers=self._authorization(),
         )
         if response.status_code != OK:
             raise Unavailable(
@@ -278,6 +285,13 @@ class ModelHub:
         if not found:
             return f"the hub has no GGUF models for {text!r}"
         return f"models with GGUF files for {text!r}: {', '.join(found)}"
+
+    def _authorization(self) -> dict[str, str]:
+        """Return the header with the user's token, if there is one, and it is sent."""
+        from huggingface_hub import get_token
+
+        token = get_token() if self._token is None else None
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
     @contextmanager
     def _errors(self, repository: str) -> Iterator[None]:
@@ -290,7 +304,7 @@ class ModelHub:
         except errors.GatedRepoError as error:
             raise ConfigError(
                 f"{repository} is gated: accept its terms at "
-                f"{self.endpoint}/{repository}, and set HF_TOKEN"
+                f"{self.endpoint}/{repository}, and {self._access}"
             ) from error
         except errors.RevisionNotFoundError as error:
             raise ConfigError(
@@ -299,7 +313,7 @@ class ModelHub:
         except errors.RepositoryNotFoundError as error:
             raise ConfigError(
                 f"{self.endpoint} has no model {repository}, or it is private: check "
-                "the name, and set HF_TOKEN for a private one"
+                f"the name, and {self._access} for a private one"
             ) from error
         except errors.HFValidationError as error:
             raise ConfigError(
@@ -325,14 +339,6 @@ class ModelHub:
                 f"{repository} cannot be pulled: {error}; make room, or choose another "
                 "folder: HF_HOME=FOLDER"
             ) from error
-
-
-def _authorization() -> dict[str, str]:
-    """Return the header with the user's token, if there is one."""
-    from huggingface_hub import get_token
-
-    token = get_token()
-    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _progress_class(on: OnProgress) -> type[Any]:

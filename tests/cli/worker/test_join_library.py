@@ -296,6 +296,7 @@ async def test_model_that_no_machine_sends_comes_from_the_hub(
         joined(home, load="pull") as its,
     ):
         use_hub(monkeypatch, hub)
+        monkeypatch.setenv("HF_TOKEN", "the owner's")
         await until(lambda: "*models" in its.offers)
         at = HubModel("org/Tiny-GGUF", "tiny-Q8_0.gguf", COMMIT)
         with pytest.raises(JobError, match="mine"):
@@ -308,6 +309,7 @@ async def test_model_that_no_machine_sends_comes_from_the_hub(
         assert copy.read_bytes() == TINY.read_bytes()
         assert {*hub.downloads} == {"tiny-Q8_0.gguf"}
         assert {*hub.revisions} == {COMMIT}
+        assert hub.tokens == set()  # any machine can name a private model
 
 
 async def test_what_the_hub_must_not_give_is_refused(

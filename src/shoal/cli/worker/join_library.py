@@ -207,7 +207,8 @@ class WorkerLibrary:
         from shoal.models.hub_copies import HubSource
         from shoal.models.model_hub import ModelHub
 
-        hub = ModelHub()
+        # Each machine of the pool may name one, and gets a copy.
+        hub = ModelHub(public_only=True)
         files = hub.find(model)
         if self.memory and files.size > self.memory:
             raise ConfigError(
