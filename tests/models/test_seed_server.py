@@ -16,8 +16,14 @@ from models.test_remote_models import Worker
 from models.transfer_pair import RecordingPeer, files
 from shoal.app.model_port import address_towards, model_port, port_towards
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.domain.model_messages import ChunkSent, ModelMessage, SeederAt
-from shoal.models import chunk_selection, fetch, seed_server
+from shoal.domain.model_messages import (
+    ChunkSent,
+    ManifestAnswer,
+    ManifestRequest,
+    ModelMessage,
+    SeederAt,
+)
+from shoal.models import chunk_selection, fetch, manifest, seed_server
 from shoal.models.chunk_senders import ByteRate, Receiver
 from shoal.models.fetch import fetch_model
 from shoal.models.library import Library
@@ -174,6 +180,35 @@ async def test_seeders_elsewhere_are_not_dialled(
         await fetch_model("org/name", [host], tmp_path / "ours", open_port=PORT)
 
     assert dialled == []
+
+
+async def test_a_seeder_with_too_long_a_url_is_ignored(tmp_path: Path) -> None:
+    sought: list[str] = []
+    guest = RecordingPeer()
+    library = Library({"org/name": tmp_path})
+    (tmp_path / "config.json").write_bytes(b"{}")
+
+    def find_port() -> None:
+        sought.append("port")
+
+    async with LibraryServer(library, find_port=find_port) as sharing:
+
+        def answers() -> list[ManifestAnswer]:
+            return [x for x in guest.received if isinstance(x, ManifestAnswer)]
+
+        async def root_of_answer(number: int) -> bytes:
+            ask("guest", ManifestRequest("org/name"), guest.send, guest.room)
+            await eventually(lambda: len(answers()) == number)
+            return manifest.decode(answers()[-1].manifest).root
+
+        ask = sharing.on_message
+        root = await root_of_answer(1)
+        long = SeederAt(root, "http://" + 300 * "x", "secret")
+        ask("guest", long, guest.send, guest.room)
+        await root_of_answer(2)
+        assert sought == []
+        ask("guest", SeederAt(root, "http://x", "secret"), guest.send, guest.room)
+        await eventually(lambda: sought == ["port"])
 
 
 def test_seeders_of_one_model_hear_of_each_other() -> None:

@@ -157,8 +157,8 @@ class LibraryServer:
             case ChunksRequest():
                 self._request_chunks(requester, message)
             case SeederAt():
-                self._seeders.add(requester, message)
-                self._seed(requester, message)
+                if self._seeders.add(requester, message):
+                    self._seed(requester, message)
             case HashingModel() | ManifestAnswer() | ChunkSent() | ChunksRefused():
                 self._remote.receive(peer, message)
             case ModelChunk() | ModelDone() | ChunksHeld() | ChunksElsewhere():

@@ -176,12 +176,12 @@ class Seeders:
     _first: dict[bytes, dict[int, str]] = field(default_factory=dict)
     _deferred: dict[str, set[int]] = field(default_factory=dict)  # by peer
 
-    def add(self, peer: Receiver, seeder: SeederAt) -> None:
-        """Tell a peer of others, and others of it; ignore what is too long."""
+    def add(self, peer: Receiver, seeder: SeederAt) -> bool:
+        """Tell a peer of others, and others of it; return False if it is too long."""
         if max(map(len, (seeder.url, seeder.passcode, seeder.root))) > URL_MAX:
-            return
+            return False
         if self._seeders.get(peer.name, (peer, None))[1] == seeder:
-            return  # a peer that repeats itself costs nothing
+            return True  # a peer that repeats itself costs nothing
         others = [
             each
             for name, each in self._seeders.items()
@@ -193,6 +193,7 @@ class Seeders:
                 peer.send(other)
             if seeder.url:
                 receiver.send(seeder)
+        return True
 
     def elsewhere(self, name: str, root: bytes, chunks: list[int]) -> set[int]:
         """Return those of the requested chunks that the peer can get from others.
