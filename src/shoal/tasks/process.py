@@ -170,9 +170,11 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.killed = True
         if self._transport is None or self._closed.done():
             return
-        self._kill_group()
+        if sys.platform != "win32":  # where transports would take the exit status
+            self._kill_group()
+            return
         with suppress(ProcessLookupError, PermissionError):
-            self._transport.kill()  # Windows has no groups
+            self._transport.kill()
 
     def _kill_group(self) -> None:
         """Kill the process and those that tasks have started, also if it has ended.
