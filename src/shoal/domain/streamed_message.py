@@ -89,16 +89,21 @@ class MessageReader:
             found["tool_calls"] = pieces
         return found
 
-    def complete_calls(self) -> list[JSON]:
-        """Return pieces with the arguments of the calls that have none so far.
+    def complete_calls(self, fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
+        """Return the last fields with arguments for the calls that have none so far.
 
         Programs decode them as JSON, which an empty text is not.
         """
         calls = [each for each in self._calls.drafts if each.name]
         empty = [each for each in calls if not each.arguments.strip()]
+        if not empty:
+            return fields
         for draft in empty:
             draft.texts.append(NO_ARGUMENTS)
-        return [self._piece(draft, NO_ARGUMENTS) for draft in empty]
+        begun = fields.get("tool_calls")
+        pieces = [*begun] if isinstance(begun, _LISTS) else []
+        pieces += [self._piece(draft, NO_ARGUMENTS) for draft in empty]
+        return {**fields, "tool_calls": pieces}
 
     def _read_calls(self, calls: JSON) -> list[JSON]:
         if isinstance(calls, _MAPPINGS):

@@ -347,7 +347,7 @@ class AnswerReader:
         if odd or self._halves.pending:
             fields = self._halves.join_fields(index, fields)
         several = self._choices > 1
-        reason, logprobs = None, choice.logprobs
+        reason: str | None = None
         if choice.finish_reason is not None:
             reason = self._read_reason(index, choice.finish_reason)
             for stop in (choice.stop_reason, choice.matched_stop):
@@ -355,18 +355,17 @@ class AnswerReader:
                     fields = {**fields, STOP_REASON: stop}
         if reason is not None and (several or message.has_calls):
             reason = known_finish_reason(reason, calls=message.has_calls)
-            if reason != "length" and (calls := message.complete_calls()):
-                batch.add(Delta(index, fields, choice.logprobs))
-                fields, logprobs = {"tool_calls": calls}, None
+            if reason != "length":
+                fields = message.complete_calls(fields)
         reason = reason if several else None
-        if not (fields or logprobs is not None or reason):
+        if not (fields or choice.logprobs is not None or reason):
             return
         text = fields.get("content")
-        plain = len(fields) == 1 and logprobs is None and not several
+        plain = len(fields) == 1 and choice.logprobs is None and not several
         if plain and isinstance(text, str):
             batch.add(text)
         else:
-            batch.add(Delta(index, fields, logprobs, reason))
+            batch.add(Delta(index, fields, choice.logprobs, reason))
 
     def _read_reason(self, index: int, reason: str) -> str | None:
         """Record why a choice ended; return the reason, None if it may not have."""

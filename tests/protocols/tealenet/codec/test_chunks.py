@@ -1,6 +1,6 @@
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -208,6 +208,19 @@ def test_an_unstreamed_answer_has_complete_tool_calls() -> None:
     function = {"name": "f", "arguments": "{}"}
     assert choice["delta"]["tool_calls"] == [CALL | {"function": function}]
     assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("reason", "arguments"), [("stop", "{}"), ("length", "")])
+def test_a_call_without_arguments_has_empty_ones_unless_truncated(
+    reason: str, arguments: str
+) -> None:
+    out = writer()
+    messages = out.write([Delta(0, {"tool_calls": [CALL]})]) + out.write_end(reason)
+
+    (choice,) = assemble(read(ChunkReader(), messages)).choices
+
+    (call,) = cast("list[dict[str, Any]]", choice.fields["tool_calls"])
+    assert call["function"] == {"name": "f", "arguments": arguments}
 
 
 def test_an_empty_unstreamed_answer_has_empty_content() -> None:

@@ -244,8 +244,9 @@ class ChunkReader:
             raise PeerError(f"chunk: {error}") from error
         if reason:
             self.ended = True
-            if reason == "stop" and message.has_calls:
-                reason = "tool_calls"
+            if message.has_calls and reason != "length":
+                reason = "tool_calls" if reason == "stop" else reason
+                fields = message.complete_calls(fields)
             if choice.index == 0:
                 self.finish_reason = reason
         text = fields.get("content")
