@@ -67,7 +67,8 @@ IN_POOL: Columns = {
 def _loaded_on(model: PoolModel) -> str:
     """Return the machines that serve a model, or how many workers do."""
     named = [{**each, "node": each["id"]} for each in model.get("places", ())]
-    return _names(named) or f"{model.get('workers', 0)} workers"
+    workers = model.get("workers", 0)
+    return _names(named) or ("1 worker" if workers == 1 else f"{workers} workers")
 
 
 def _names(machines: Iterable[dict[str, Any]]) -> str:
