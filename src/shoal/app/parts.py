@@ -30,6 +30,10 @@ PART = "SHOAL_PART"
 """The variable that tells a process which part of a coordinator it is."""
 
 FRONTS_MAX = 64
+NO_FRONTS = (
+    "--fronts: Windows has no Unix sockets for asyncio, by which fronts reach the hub; "
+    "leave the option out"
+)
 LINK_SOCKET = "link"
 HTTP_SOCKET = "http"
 OLLAMA_SOCKET = "ollama"
@@ -149,10 +153,7 @@ def check_fronts(count: int) -> None:
     if not 0 <= count <= FRONTS_MAX:
         raise ConfigError(f"--fronts {count}: expected 0 to {FRONTS_MAX}")
     if count and sys.platform == "win32":
-        raise ConfigError(
-            "--fronts: Windows has no Unix sockets for asyncio, by which fronts reach "
-            "the hub; leave the option out"
-        )
+        raise ConfigError(NO_FRONTS)
 
 
 async def run_parts(config: ServeConfig, stop: asyncio.Event) -> int:
@@ -196,7 +197,13 @@ class _Child:
         with suppress(ProcessLookupError):  # it has just ended
             self._process.send_signal(number)
 
+    def hand_over(self) -> None:
+        """Have a hub let a standby go on."""
+        if sys.platform != "win32":
+            self.signal(signal.SIGHUP)
+
     def kill(self) -> None:
+        """Kill it, if it still runs."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -226,7 +233,7 @@ class _Child:
         return await self._process.wait()
 
     def close(self) -> None:
-        """Kill it, if it still runs."""
+        """Kill it, and end its link."""
         self.kill()
         self._writer.close()
         self._reading.cancel()
@@ -276,10 +283,9 @@ class _Supervisor:
         self._ready = asyncio.Event()  # set once there has been a hub
 
     async def run(self) -> int:
-        if sys.platform == "win32":
-            raise NotImplementedError("fronts on Windows")
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._replace_hub)
+        if sys.platform != "win32":
+            loop.add_signal_handler(signal.SIGHUP, self._replace_hub)
         stopping = loop.create_task(self._stop.wait())
         hub = loop.create_task(self._keep_hub())
         fronts = [loop.create_task(self._keep_front()) for _ in range(self._fronts)]
@@ -294,7 +300,8 @@ class _Supervisor:
             await asyncio.wait(fronts, timeout=STOP_TIMEOUT)
             return status
         finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+            if sys.platform != "win32":
+                loop.remove_signal_handler(signal.SIGHUP)
             for task in (stopping, hub, *fronts):
                 task.cancel()
 
@@ -377,11 +384,9 @@ class _Supervisor:
     async def _upgrade(self, hub: _Child) -> None:
         """Start a standby, and let it be the hub once it has started."""
         self._standby = await self._start(replace(self._next, stands_by=True))
-        if sys.platform == "win32":
-            raise NotImplementedError("fronts on Windows")
         if await self._standby.reports(PREPARED):
             log.info("replacing the hub")
-            hub.signal(signal.SIGHUP)
+            hub.hand_over()
         elif not self._stop.is_set():
             log.error("the hub stays: the one to replace it has ended")
         await self._repeat_standby()
@@ -407,7 +412,7 @@ class _Supervisor:
         Its standard input ends with this process, and then it ends, too.
         """
         if sys.platform == "win32":
-            raise NotImplementedError("fronts on Windows")
+            raise ConfigError(NO_FRONTS)
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         with theirs:

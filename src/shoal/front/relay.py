@@ -198,7 +198,7 @@ async def relay_upgrade(request: web.Request, hub: Path) -> web.StreamResponse:
     Raises ShuttingDown if there is no hub.
     """
     if sys.platform == "win32":
-        raise NotImplementedError("fronts on Windows")
+        raise ShuttingDown(NO_HUB)  # there are no fronts
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client has left")

@@ -194,9 +194,8 @@ def _hand_over_at_sighup(
         handed_over.set()
         stop.set()
 
-    if sys.platform == "win32":
-        raise NotImplementedError("fronts on Windows")
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hand_over)
+    if sys.platform != "win32":
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hand_over)
 
 
 async def _serve_front(

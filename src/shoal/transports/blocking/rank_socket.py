@@ -413,7 +413,7 @@ def begin_client(
 
 def _local_socket() -> socket.socket:
     if sys.platform != "linux":
-        raise NotImplementedError("abstract sockets elsewhere")
+        raise OSError("only Linux has local sockets with names of their own")
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 

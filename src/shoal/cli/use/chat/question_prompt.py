@@ -78,8 +78,6 @@ class QuestionPrompt:
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
     def _read_keys(self, terminal: int, ended: int) -> None:
-        if sys.platform == "win32":
-            raise NotImplementedError("terminals as files on Windows")
         main = threading.main_thread().ident
         assert main is not None
         while ended not in select.select([terminal, ended], [], [])[0]:
@@ -88,7 +86,7 @@ class QuestionPrompt:
                 return  # the terminal is gone
             keys = _OTHER_KEYS.sub(b"", keys)
             self._typed += keys.replace(ESCAPE, b"")
-            if ESCAPE in keys:
+            if ESCAPE in keys and sys.platform != "win32":
                 signal.pthread_kill(main, signal.SIGINT)
 
 
