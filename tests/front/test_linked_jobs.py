@@ -11,6 +11,7 @@ from aiohttp import ClientResponse
 from gateway.chat.test_alike import DIALECTS, Dialect
 from gateway.serving import Node, Pool, eventually, serving
 from shoal.front.linked_jobs import NO_HUB, STREAM_PATIENCE
+from shoal.gateway.metrics.requests import CountedRequests
 from transports.manual_clock import ManualClock
 
 pytestmark = pytest.mark.skipif(
@@ -95,6 +96,23 @@ async def test_a_front_that_stops_serves_until_its_hub_ends(
         await pool.front.linking
 
     assert "lost the hub" not in caplog.text
+
+
+async def test_a_front_that_leaves_says_what_it_counted(tmp_path: Path) -> None:
+    async with serving(tmp_path, front=True) as pool:
+        front = pool.front
+        assert front is not None
+        counted: list[CountedRequests] = []
+        front.links.on_counted = counted.append
+
+        url, headers = f"{pool.url}/v1/chat/completions", pool.headers()
+        async with pool.session.post(url, data=b"{", headers=headers) as response:
+            assert response.status == 400
+        await front.jobs.leave()
+        await eventually(lambda: bool(counted))
+
+        ((values,),) = (each.values for each in counted)
+        assert values.labels[-1] == "400"
 
 
 @pytest.mark.parametrize("soon", [True, False])

@@ -1,4 +1,4 @@
-"""A front whose hub is connected, but stopped: it says nothing."""
+"""What a front says to its hub each second, and when the hub says nothing."""
 
 import asyncio
 from contextlib import suppress
@@ -23,6 +23,7 @@ from shoal.front.linked_jobs import (
     SUBMIT_PATIENCE,
     LinkedJobs,
 )
+from shoal.gateway.metrics.requests import AnsweredRequest, CountedRequests
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 from simulation.front_link import connect
@@ -36,6 +37,7 @@ class Hub:
     def __init__(self) -> None:
         self.stopped = False
         self.jobs = 0
+        self.counted: list[CountedRequests] = []
         self._waiting: list[tuple[Channel, Any]] = []
 
     def channel(self) -> Channel:
@@ -65,6 +67,8 @@ class Hub:
             case frames.Submit(stream=stream, job=job):
                 self.jobs += 1
                 channel.send(frames.Accepted(stream, job.id, {}))
+            case CountedRequests():
+                self.counted.append(frame)
             case _:
                 pass
 
@@ -110,6 +114,27 @@ def test_new_work_is_refused_while_the_hub_says_nothing() -> None:
         stop.set()
         await open_before
         await run_job(jobs, stop)
+        await cancelled(linking)
+
+    virtual.run(script())
+
+
+def test_the_hub_is_told_each_second_what_was_counted() -> None:
+    async def script() -> None:
+        hub = Hub()
+        jobs, linking = await linked(hub)
+        answered = AnsweredRequest("GET", "/healthz", 200, 0.5)
+
+        await asyncio.sleep(2 * BEAT_EVERY)
+        assert not hub.counted
+        jobs.add(answered)
+        jobs.add(answered)
+        await asyncio.sleep(2 * BEAT_EVERY)
+        jobs.add(answered)
+        await asyncio.sleep(2 * BEAT_EVERY)
+
+        totals = [sum(each.total for each in one.values) for one in hub.counted]
+        assert totals == [1.0, 0.5]
         await cancelled(linking)
 
     virtual.run(script())

@@ -338,7 +338,7 @@ async def front_of(
 ) -> AsyncIterator[Front]:
     """Run a front of a coordinator within the block."""
     links = FrontLinks(
-        *(gateway.hub, gateway.access, gateway.clock), app[METRICS].requests.add
+        *(gateway.hub, gateway.access, gateway.clock), app[METRICS].requests.add_counted
     )
     jobs = LinkedJobs(unix_connection(folder / LINK_SOCKET), clock, gateway.hub.new_id)
     elsewhere: Any = Elsewhere()

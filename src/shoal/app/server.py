@@ -129,9 +129,9 @@ async def run_coordinator(
     ):
         strangers, handle = workers.strangers, workers.websockets.handle
         app = make_app(gateway, handle, strangers, from_fronts=part is not None)
-        clock, answered = setup.clock, app[METRICS].requests.add
+        clock, counted = setup.clock, app[METRICS].requests.add_counted
         text_secret = b"" if part is None else secret_files.new_secret().encode()
-        links = FrontLinks(gateway.hub, gateway.access, clock, answered, text_secret)
+        links = FrontLinks(gateway.hub, gateway.access, clock, counted, text_secret)
         # Clients that still wait at the end are disconnected after the hub has stopped:
         # their jobs must not be cancelled, because they continue after the next start.
         async with (

@@ -11,10 +11,10 @@ from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, Priority
 from shoal.domain.outcome import AnswerPiece, Outcome
-from shoal.gateway.metrics.requests import AnsweredRequest
+from shoal.gateway.metrics.requests import CountedRequests
 from shoal.protocols.shoal.codec import MessageDecoder
 
-VERSION = 2
+VERSION = 3
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -222,7 +222,7 @@ FrontFrame: TypeAlias = (
     | Cancel
     | Settled
     | WaitQuery
-    | AnsweredRequest
+    | CountedRequests
 )
 HubFrame: TypeAlias = (
     LinkOpening

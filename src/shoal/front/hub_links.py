@@ -25,13 +25,13 @@ from shoal.front.channel import Channel
 from shoal.gateway.http.access import KEYLESS, Access
 from shoal.gateway.http.request_record import LEFT_OUT, left_out_header
 from shoal.gateway.jobs.job_options import fitting_work
-from shoal.gateway.metrics.requests import AnsweredRequest
+from shoal.gateway.metrics.requests import CountedRequests
 from shoal.protocols.shoal.text import route_name, text_ticket
 from shoal.transports.clock import Clock
 
 
 class FrontLinks:
-    """Serves fronts for one hub.  ``on_answered`` counts what they have answered.
+    """Serves fronts for one hub.  ``on_counted`` adds what they have counted.
 
     ``text_secret`` makes the names and the tickets of text routes; empty: workers send
     all text here.
@@ -42,13 +42,13 @@ class FrontLinks:
         hub: Hub,
         access: Access,
         clock: Clock,
-        on_answered: Callable[[AnsweredRequest], None],
+        on_counted: Callable[[CountedRequests], None],
         text_secret: bytes = b"",
     ) -> None:
         self.hub = hub
         self.access = access
         self.clock = clock
-        self.on_answered = on_answered
+        self.on_counted = on_counted
         self.text_secret = text_secret
         self._links: dict[Channel, _Link] = {}
         self._models: tuple[str, ...] = ()
@@ -152,8 +152,8 @@ class _Link:
         match frame:
             case frames.Submit():
                 self._begin(frame)
-            case AnsweredRequest():
-                self._links.on_answered(frame)
+            case CountedRequests():
+                self._links.on_counted(frame)
             case frames.LinkOpening(version=version):
                 self._opening = frame
                 channel.send(

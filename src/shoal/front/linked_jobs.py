@@ -41,11 +41,12 @@ from shoal.front import frames
 from shoal.front.channel import Channel
 from shoal.front.hub_links import is_streamed
 from shoal.gateway.http.job_quotas import Pay
-from shoal.gateway.metrics.requests import AnsweredRequest
+from shoal.gateway.metrics.requests import AnsweredRequest, ModelLabels, RequestMetrics
 from shoal.transports.clock import Clock, Timer
 
 RETRY_EVERY = 0.05  # seconds between attempts to reach the hub
-BEAT_EVERY = 1.0  # seconds between questions to the hub, which show that it runs
+# Seconds between questions to the hub, which show that it runs, and what was counted.
+BEAT_EVERY = 1.0
 SILENT_BEATS = 3  # without a frame, after which it counts as gone
 LEAVE_EVERY = 0.1  # seconds between looks whether a front may leave
 LEAVE_PATIENCE = 3.0  # seconds without a hub, until it leaves
@@ -207,6 +208,8 @@ class LinkedJobs:
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._keys: OrderedDict[tuple[bytes, str], Key] = OrderedDict()
         self._keys_version = 0
+        labels = ModelLabels()
+        self._counted = RequestMetrics(lambda model: labels.label(model, self.models))
 
     async def run_link(self) -> None:
         """Keep a link to the hub, after ``stop`` till it ends.  Raises OtherVersion."""
@@ -239,15 +242,23 @@ class LinkedJobs:
             await asyncio.sleep(LEAVE_EVERY)
             looks = 0 if self._up.is_set() else looks + 1
         self._stopping = True
-        if self._channel is not None:
-            self._channel.close()
+        self._close()
 
     def close(self, error: ShoalError) -> None:
         """End all open streams with an error."""
         for stream in [*self._streams.values()]:
             stream.fail(error)
+        self._close()
+
+    def _close(self) -> None:
         if self._channel is not None:
+            self._report()
             self._channel.close()
+
+    def _report(self) -> None:
+        """Send the hub what was counted."""
+        if self._channel is not None and (counted := self._counted.take()).values:
+            self._channel.send(counted)
 
     async def wait_up(self) -> None:
         """Wait until there is a hub.  Raises ShuttingDown if that takes too long."""
@@ -262,9 +273,8 @@ class LinkedJobs:
     # As ``RequestCounter``.
 
     def add(self, answered: AnsweredRequest) -> None:
-        """Let the hub count a request that this front has answered."""
-        if self._channel is not None:
-            self._channel.send(answered)
+        """Count a request that this front has answered; the hub hears of it later."""
+        self._counted.add(answered)
 
     # Keys.
 
@@ -418,6 +428,7 @@ class LinkedJobs:
                 if stream.answer is None:
                     stream.fail(ShuttingDown(NO_HUB))
         self._channel.send(frames.WaitQuery(next(self._numbers), JobId("")))
+        self._report()
 
     def _on_heard(self) -> None:
         """Note that the hub runs."""

@@ -18,7 +18,7 @@ from shoal.domain.histogram import Histogram, observe
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, JobTerms
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Chat
+from shoal.domain.work import Chat, JobKind
 from shoal.gateway.metrics.jobs import JobMetrics
 from shoal.gateway.metrics.monitoring import LoopLag
 from shoal.gateway.metrics.requests import (
@@ -28,7 +28,9 @@ from shoal.gateway.metrics.requests import (
     TOKENS,
     WORKER_MEMORY,
     WORKERS_MAX,
+    AnsweredRequest,
     ModelLabels,
+    RequestMetrics,
     WorkerLabels,
 )
 from shoal.pool.state import PoolState
@@ -101,6 +103,40 @@ def test_requeue_before_output_is_no_takeover() -> None:
         "shoal_job_requeues_total failed": 1,
         "shoal_jobs_ended_total chat other failed": 1,
     }
+
+
+def test_what_fronts_have_counted_adds_up() -> None:
+    usage = Usage(7, 11)
+    path, kind, model = "/v1/chat/completions", JobKind.CHAT, "m"
+    requests = [
+        AnsweredRequest("GET", "/healthz", 200, 0.1),
+        AnsweredRequest("POST", path, 200, 2.0, kind, model, "", 0.5, usage),
+        AnsweredRequest("POST", path, 200, 99.0, kind, model, "", 0.3, usage),
+        AnsweredRequest("POST", path, 502, 3.0, kind, "unknown", "WorkerLost"),
+    ]
+
+    def metrics() -> RequestMetrics:
+        return RequestMetrics(lambda name: name if name == model else OTHER)
+
+    alone, hub, fronts = metrics(), metrics(), [metrics(), metrics()]
+    for number, each in enumerate(requests):
+        alone.add(each)
+        fronts[number % 2].add(each)
+        hub.add_counted(fronts[number % 2].take())
+        alone.add(each)
+        fronts[0].add(each)
+    for front in fronts:
+        hub.add_counted(front.take())
+        assert not front.take().values
+
+    def samples(of: RequestMetrics) -> dict[str, float]:
+        return {
+            f"{sample.name}{sorted(sample.labels.items())}": sample.value
+            for metric in of.collect()
+            for sample in metric.samples
+        }
+
+    assert samples(hub) == samples(alone)
 
 
 def test_only_so_many_workers_have_a_label() -> None:

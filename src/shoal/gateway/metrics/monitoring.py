@@ -33,7 +33,8 @@ class PrometheusMetrics:
     def __init__(self, gateway: Gateway) -> None:
         models, workers = ModelLabels(), WorkerLabels()
         pool, clock = gateway.hub.pool, gateway.clock
-        self.requests = RequestMetrics(models, pool.roster.with_model)
+        known = pool.roster.with_model
+        self.requests = RequestMetrics(lambda model: models.label(model, known))
         self.jobs = JobMetrics(pool, clock.now, models, workers)
         self.loop_lag = LoopLag(clock)
         self.registry = CollectorRegistry()

@@ -1,6 +1,7 @@
 """Metrics of requests over HTTP."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from operator import add
 
 import msgspec
 from aiohttp import web
@@ -36,7 +37,7 @@ class ModelLabels:
         """
         label = self._labels.get(model)
         if label is None:
-            if model in SPECIAL_QUEUES:
+            if not model or model in SPECIAL_QUEUES:
                 return ""
             if model not in known or len(self._labels) >= MODELS_MAX:
                 return OTHER
@@ -114,16 +115,31 @@ class AnsweredRequest(msgspec.Struct, frozen=True):
     usage: Usage | None = None
 
 
-class RequestMetrics(Collector):
-    """Counts requests that have ended, by route, operation and model."""
+class CountedValues(msgspec.Struct, frozen=True):
+    """A histogram of a family, by the values of its labels."""
 
-    def __init__(self, models: ModelLabels, known: Collection[str]) -> None:
-        """``known`` are the models of the pool."""
+    family: int  # the place among those of ``RequestMetrics``
+    labels: tuple[str, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class CountedRequests(msgspec.Struct, frozen=True):
+    """What a front has counted of the requests that it has answered since the last."""
+
+    values: tuple[CountedValues, ...]
+
+
+class RequestMetrics(Collector):
+    """Counts requests that have ended, by route, operation and model.
+
+    ``model_label`` returns the label of a model.
+    """
+
+    def __init__(self, model_label: Callable[[str], str]) -> None:
         self.active = 0
         """The number of requests that have not ended."""
-        self._known = known
-
-        self._models = models
+        self._model_label = model_label
         labels = ("gen_ai_operation_name", "gen_ai_request_model")
         self._duration = HistogramFamily(
             "gen_ai_server_request_duration_seconds",
@@ -155,16 +171,17 @@ class RequestMetrics(Collector):
             ("http_request_method", "http_route", "http_response_status_code"),
             SECONDS,
         )
+        self._families = (
+            *(self._requests, self._duration, self._first_output),
+            *(self._per_token, self._tokens),
+        )
 
     def collect(self) -> Iterator[Metric]:
         yield gauge(
             "http_server_active_requests", "Requests that have not ended", self.active
         )
-        yield from self._requests.collect()
-        yield from self._duration.collect()
-        yield from self._first_output.collect()
-        yield from self._per_token.collect()
-        yield from self._tokens.collect()
+        for family in self._families:
+            yield from family.collect()
 
     def add(self, answered: AnsweredRequest) -> None:
         """Count a request that has ended."""
@@ -173,8 +190,7 @@ class RequestMetrics(Collector):
         if of.kind is None:
             observe(*found)
             return
-        model = self._models.label(of.model, self._known)
-        labels = (OPERATION_NAMES[of.kind], model)
+        labels = (OPERATION_NAMES[of.kind], self._model_label(of.model))
         found.append((self._duration.of[*labels, of.error], of.seconds))
         first = of.first_output
         if first is not None:
@@ -187,6 +203,29 @@ class RequestMetrics(Collector):
                 per_token = (of.seconds - first) / (written - 1)
                 found.append((self._per_token.of[labels], per_token))
         observe(*found)
+
+    def take(self) -> CountedRequests:
+        """Return what is counted, and forget it."""
+        taken = CountedRequests(
+            tuple(
+                CountedValues(number, labels, tuple(each.counts), each.total)
+                for number, family in enumerate(self._families)
+                for labels, each in family.of.items()
+            )
+        )
+        for family in self._families:
+            family.of.clear()
+        return taken
+
+    def add_counted(self, counted: CountedRequests) -> None:
+        """Add what a front has counted."""
+        for each in counted.values:
+            family, labels = self._families[each.family], each.labels
+            if family is not self._requests:  # the front may know other models
+                labels = (labels[0], self._model_label(labels[1]), *labels[2:])
+            histogram = family.of[labels]
+            histogram.counts = [*map(add, histogram.counts, each.counts)]
+            histogram.total += each.total
 
 
 def answered_request(
