@@ -8,7 +8,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from shoal.store.sqlite.schema import MIGRATIONS, migrate
+from shoal.store.sql.schema import VERSION
+from shoal.store.sqlite.database import migrate
 
 FOLDER = Path(__file__).parent.parent / "tests" / "store" / "written"
 
@@ -20,13 +21,12 @@ def dump(database: sqlite3.Connection) -> str:
 
 
 def main() -> None:
-    version = len(MIGRATIONS)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         database.executescript(
-            (FOLDER / f"version{version - 1}.sql").read_text("utf-8")
+            (FOLDER / f"version{VERSION - 1}.sql").read_text("utf-8")
         )
         migrate(database)
-        (FOLDER / f"version{version}.sql").write_text(dump(database), "utf-8")
+        (FOLDER / f"version{VERSION}.sql").write_text(dump(database), "utf-8")
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ from shoal.store.postgres.contents import (
 )
 from shoal.store.postgres.lease import PostgresLease
 from shoal.store.postgres.maintenance import copy
-from shoal.store.postgres.schema import MIGRATIONS, migrate
+from shoal.store.postgres.schema import migrate
 from shoal.store.postgres.session import Session, connect, translated
 from shoal.store.postgres.store import PostgresStore
+from shoal.store.sql.schema import VERSION, VERSION_OF_TABLES
 from shoal.store.sql.store import SqlStore
 from shoal.store.sqlite import database as sqlite_database
-from shoal.store.sqlite.schema import MIGRATIONS as SQLITE_MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore
 from store.test_ledger import StoredLog
 from store.test_written import opened
@@ -182,7 +182,7 @@ async def test_newer_database_is_not_changed(url: str) -> None:
     store = PostgresStore(url)
     await store.open()
     await store.close()
-    run_apart(url, f"UPDATE schema_version SET version = {len(MIGRATIONS) + 1}")
+    run_apart(url, f"UPDATE schema_version SET version = {VERSION + 1}")
 
     with pytest.raises(StoreError, match="install the newer Shoal that wrote it"):
         await PostgresStore(url).open()
@@ -506,7 +506,7 @@ async def contents(store: SqlStore) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("version", [1, 5, 9, 12, len(SQLITE_MIGRATIONS)])
+@pytest.mark.parametrize("version", [VERSION_OF_TABLES, VERSION])
 async def test_a_file_of_any_version_can_be_copied(
     url: str, tmp_path: Path, version: int
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.store.sqlite.schema import migrate
+from shoal.store.sqlite.database import migrate
 from store.query_plans import check_plans
 
 

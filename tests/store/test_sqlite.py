@@ -19,9 +19,9 @@ from shoal.ledger import accounts
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import LedgerEntries
 from shoal.store.port import CommitId, Epoch
+from shoal.store.sql.schema import VERSION, VERSION_OF_TABLES
 from shoal.store.sqlite import database
 from shoal.store.sqlite.database import is_temporary, reason_of
-from shoal.store.sqlite.schema import MIGRATIONS
 from shoal.store.sqlite.store import SqliteStore
 
 CHAT = Chat("m", ({"role": "user", "content": "hi"},))
@@ -115,7 +115,7 @@ async def test_every_commit_is_synchronous(path: Path) -> None:
 
     assert await pragma(store, "journal_mode") == "wal"
     assert await pragma(store, "synchronous") == 2  # FULL
-    assert await pragma(store, "user_version") == len(MIGRATIONS)
+    assert await pragma(store, "user_version") == VERSION
     await store.close()
 
 
@@ -166,12 +166,21 @@ async def test_each_owner_of_a_database_has_an_epoch_of_its_own(path: Path) -> N
     await second.close()
 
 
-async def test_newer_database_is_not_changed(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (VERSION + 1, "install the newer Shoal"),
+        (VERSION_OF_TABLES - 1, "from before the first release"),
+    ],
+)
+async def test_database_of_an_unknown_version_is_not_changed(
+    path: Path, version: int, message: str
+) -> None:
     with closing(sqlite3.connect(path)) as sql:
-        sql.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+        sql.execute(f"PRAGMA user_version = {version}")
 
     store = SqliteStore(path)
-    with pytest.raises(StoreError, match="install the newer Shoal"):
+    with pytest.raises(StoreError, match=message):
         await store.open()
     await store.close()
 

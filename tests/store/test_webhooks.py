@@ -15,7 +15,7 @@ from shoal.domain.work import Chat
 from shoal.store.ledger import LedgerEntries
 from shoal.store.port import Store
 from shoal.store.sql.webhooks import FIRST_OF_LANES
-from shoal.store.sqlite.schema import migrate
+from shoal.store.sqlite.database import migrate
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 

@@ -1,4 +1,4 @@
-"""Databases written by earlier versions: one file for each version."""
+"""Databases of all versions since the first release: one file for each."""
 
 import sqlite3
 from contextlib import closing
@@ -29,17 +29,13 @@ from shoal.domain.worker import Suspension
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import MinuteUsage
 from shoal.store.port import RecordedFact
-from shoal.store.sqlite.schema import MIGRATIONS
+from shoal.store.sql.schema import MIGRATIONS, VERSION, VERSION_OF_TABLES
 from shoal.store.sqlite.store import SqliteStore
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 FOLDER = Path(__file__).parent / "written"
-VERSIONS = range(1, len(MIGRATIONS) + 1)
-WITH_CALLS = 5  # versions from which on there are calls and deliveries
-WITH_PACKED = 10  # and from which on there is a job with compressed texts
-WITH_PARTS = 12  # and one with a large work, in parts
-WITH_APPROVALS = 13  # and approvals of workers
-WITH_OPEN_JOBS = 17  # and the open jobs of a minute
+VERSIONS = range(VERSION_OF_TABLES, VERSION + 1)
+WITH_OPEN_JOBS = 17  # versions from which on there are the open jobs of a minute
 WITH_ALIASES = 19  # and an alias
 WITH_SIGN_INS = 20  # and a browser that is signed in, and a code
 WITH_DEPLOYMENTS = 21  # and a model that is to be loaded
@@ -106,7 +102,7 @@ def test_a_database_of_every_version_is_kept() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_migrations_still_make_each_version(version: int) -> None:
     with closing(sqlite3.connect(":memory:")) as made, closing(loaded(version)) as kept:
-        for step in MIGRATIONS[:version]:
+        for step in MIGRATIONS[: version - VERSION_OF_TABLES + 1]:
             made.executescript(step)
 
         assert shape(made) == shape(kept)
@@ -147,21 +143,19 @@ async def test_database_of_an_earlier_version_accepts_writes(
 
     await store.keys.keys.add(Key("k", "a", digest_of("new"), "", Scope.USE, 1.0))
     assert await store.keys.usage_of("nobody", 0) == KeyUsage()
-    since = (WITH_CALLS, WITH_PACKED, WITH_PARTS)
-    ended = 4 + sum(version >= each for each in since)
-    assert await store.prune(1000.0) == ended
+    assert await store.prune(1000.0) == 7
     await store.close()
 
     with closing(sqlite3.connect(tmp_path / "shoal.db")) as database:
         (found,) = database.execute("PRAGMA user_version").fetchone()
-        assert found == len(MIGRATIONS)
+        assert found == VERSION
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         for table in ("work_parts", "unclaimed_works"):
             count = f"SELECT count(*) FROM {table}"
             assert database.execute(count).fetchone() == (0,)
 
 
-@pytest.mark.parametrize("version", VERSIONS[WITH_CALLS - 1 :])
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_migration_keeps_webhook_deliveries_and_function_calls(
     version: int, tmp_path: Path
 ) -> None:
@@ -189,7 +183,7 @@ async def test_migration_keeps_webhook_deliveries_and_function_calls(
     await store.close()
 
 
-@pytest.mark.parametrize("version", VERSIONS[2:])
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_migration_keeps_credentials(version: int, tmp_path: Path) -> None:
     store = await opened(version, tmp_path)
 
@@ -204,7 +198,7 @@ async def test_migration_keeps_credentials(version: int, tmp_path: Path) -> None
     await store.close()
 
 
-@pytest.mark.parametrize("version", VERSIONS[3:])
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_migration_keeps_the_ledger(version: int, tmp_path: Path) -> None:
     store = await opened(version, tmp_path)
 
@@ -246,7 +240,7 @@ async def test_facts_follow_those_of_an_earlier_version(
     await store.close()
 
 
-@pytest.mark.parametrize("version", VERSIONS[WITH_PACKED - 1 :])
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_compressed_texts_are_read(version: int, tmp_path: Path) -> None:
     store = await opened(version, tmp_path)
 
@@ -277,7 +271,7 @@ async def test_compressed_texts_are_read(version: int, tmp_path: Path) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("version", VERSIONS[WITH_PARTS - 1 :])
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_work_in_parts_is_read(version: int, tmp_path: Path) -> None:
     store = await opened(version, tmp_path)
 
@@ -293,7 +287,7 @@ async def test_work_in_parts_is_read(version: int, tmp_path: Path) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("version", VERSIONS[6:])
+@pytest.mark.parametrize("version", VERSIONS)
 async def test_migration_keeps_suspensions(version: int, tmp_path: Path) -> None:
     store = await opened(version, tmp_path)
 
@@ -308,7 +302,7 @@ async def test_migration_keeps_approvals(version: int, tmp_path: Path) -> None:
     store = await opened(version, tmp_path)
 
     kept = [WorkerApproved("w", "admin", "8a"), WorkerApproved("x", "admin")]
-    assert await store.approvals() == (kept if version >= WITH_APPROVALS else [])
+    assert await store.approvals() == kept
     await store.close()
 
 

@@ -21,11 +21,11 @@ from shoal.store.postgres.contents import (
     ContentSessions,
 )
 from shoal.store.postgres.database import SNAPSHOT, PostgresDatabase
-from shoal.store.postgres.schema import MIGRATIONS, version_of
+from shoal.store.postgres.schema import version_of
 from shoal.store.postgres.session import Session, connect
 from shoal.store.sql.ledger import book_problems, log_problems, size_and_root_in
+from shoal.store.sql.schema import VERSION, version_problems
 from shoal.store.sqlite.database import locked, read_only
-from shoal.store.sqlite.schema import MIGRATIONS as FILE_MIGRATIONS
 
 ROWS_AT_ONCE = 64  # each may have a megabyte
 
@@ -46,11 +46,8 @@ def check(url: str) -> list[str]:
     """
     with _snapshot(url) as sql:
         version = version_of(sql)
-        if version != len(MIGRATIONS):
-            return [
-                f"version {version}, expected {len(MIGRATIONS)}: `shoal serve` of this "
-                "version has not opened it yet, or a newer one has"
-            ]
+        if other := version_problems(version):
+            return other
         return [*book_problems(sql), *log_problems(sql)]
 
 
@@ -98,11 +95,10 @@ async def copy(path: Path, url: str) -> dict[str, int]:
     with locked(path), closing(read_only(path)) as source:
         try:
             ((version,),) = source.execute("PRAGMA user_version")
-            if version != len(FILE_MIGRATIONS):
+            if version != VERSION:
                 raise StoreError(
-                    f"{path} has version {version}, expected "
-                    f"{len(FILE_MIGRATIONS)}: start `shoal serve` of this version once "
-                    "without --store"
+                    f"{path} has version {version}, expected {VERSION}: start "
+                    "`shoal serve` of this version once without --store"
                 )
             await database.open()
             try:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from shoal.config import private_files
 from shoal.domain.errors import StoreBroken, StoreError
 from shoal.store.sql.database import Database, Sql
-from shoal.store.sqlite.schema import migrate
+from shoal.store.sql.schema import MIGRATIONS, VERSION, first_migration
 
 T = TypeVar("T")
 
@@ -327,6 +327,21 @@ class SqliteDatabase(Database[sqlite3.Connection]):
             writer.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         writer.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT * 1e3)}")
         self._note_sizes()
+
+
+def migrate(database: sqlite3.Connection) -> None:
+    """Migrate a database to the present version, in one transaction.
+
+    A new database waits for the disk once, not once for each step.
+
+    Raises StoreError if a newer Shoal wrote it, or one from before the first release.
+    """
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if steps := MIGRATIONS[first_migration(version) :]:
+        database.executescript(
+            f"BEGIN IMMEDIATE; {' '.join(steps)}"
+            f"PRAGMA user_version = {VERSION}; COMMIT;"
+        )
 
 
 @cache

@@ -19,6 +19,7 @@ from shoal.store.sql.ledger import (
     log_problems,
     size_and_root_in,
 )
+from shoal.store.sql.schema import VERSION, VERSION_OF_TABLES, version_problems
 from shoal.store.sqlite.database import (
     BUSY_TIMEOUT,
     SUFFIXES,
@@ -26,7 +27,6 @@ from shoal.store.sqlite.database import (
     make_private,
     read_only,
 )
-from shoal.store.sqlite.schema import MIGRATIONS
 
 T = TypeVar("T")
 
@@ -45,12 +45,8 @@ def check(path: Path) -> list[str]:
         found = [str(row[0]) for row in sql.execute(query)]
         problems = [each for each in found if each != "ok"]
         (version,) = sql.execute("PRAGMA user_version").fetchone()
-        if version != len(MIGRATIONS):
-            return [
-                *problems,
-                f"version {version}, expected {len(MIGRATIONS)}: `shoal serve` of this "
-                "version has not opened it yet, or a newer one has",
-            ]
+        if other := version_problems(version):
+            return problems + other
         with _snapshot(sql):
             return [*problems, *book_problems(sql), *log_problems(sql)]
 
@@ -89,7 +85,7 @@ def restore(copy: Path, path: Path, begin_log: Callable[[LogHead | None], T]) ->
     """
     with _errors_named(copy), closing(read_only(copy)) as source:
         ((version,),) = source.execute("PRAGMA user_version")
-        if version > len(MIGRATIONS) or not version:
+        if not VERSION_OF_TABLES <= version <= VERSION:
             raise StoreError(f"{copy}: not a database of this Shoal or an earlier one")
         problems = [row[0] for row in source.execute("PRAGMA integrity_check(1)")]
         if problems != ["ok"]:

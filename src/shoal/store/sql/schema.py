@@ -1,15 +1,28 @@
-"""The migrations that create the tables of the SQLite store.
+"""The migrations that create the store's tables, for both databases.
 
-Step n takes a database from version n to n + 1; a released step never changes.  The
-version is SQLite's ``user_version``.
+They are written for SQLite; ``postgres/schema`` translates them.  A released step never
+changes.
 """
-
-import sqlite3
 
 from shoal.domain.errors import StoreError
 
-MIGRATIONS = (
-    """
+# Amounts are micro-dollars.  The log of receipts is a Merkle tree (RFC 6962): its
+# leaves are receipts, and ``tree`` has the hashes of complete subtrees, in the order in
+# which they became so: what only grows at its end is cheap to write.  Each list is in
+# the order of an index: the entries of equal keys are in the order of their rows.
+#
+# - accounts and keys: a key's jobs are those whose owner has its name.
+# - approvals: as in ``WorkerApproved``.  Facts are pruned; an approval holds until a
+#   removal, and an operator's order (suspensions) until it is revoked.
+# - batch_results: they stay until they are in files.
+# - jobs: a call of a function and what it returned are bytes, which JSON has no form
+#   for; such a job has no ``work``.  The texts of a job, compressed, and the facts
+#   about it are in the ``packed_`` columns.
+# - receipts: they outlive their jobs.
+# - usage: by key; usage_by_model: by key, model and node.
+# - work_parts: the parts of large works, which are written before their jobs are
+#   submitted and deleted after them.  Meanwhile no job claims them.
+TABLES = """
     CREATE TABLE jobs (
         id TEXT PRIMARY KEY,
         kind TEXT NOT NULL,
@@ -22,10 +35,24 @@ MIGRATIONS = (
         outcome TEXT,
         error TEXT,
         submitted_at REAL NOT NULL,
-        ended_at REAL
+        ended_at REAL,
+        priority INTEGER NOT NULL DEFAULT 1,
+        idempotency_key TEXT,
+        terms TEXT NOT NULL DEFAULT '{}',
+        "user" TEXT NOT NULL DEFAULT '',
+        function_call BLOB,
+        value BLOB,
+        packed_work BLOB,
+        packed_outcome BLOB,
+        packed_history BLOB
     ) STRICT;
     CREATE INDEX jobs_open ON jobs (submitted_at) WHERE ended_at IS NULL;
     CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL;
+    CREATE UNIQUE INDEX jobs_named ON jobs (owner, idempotency_key)
+        WHERE idempotency_key IS NOT NULL;
+    CREATE INDEX jobs_of_user ON jobs (owner, "user") WHERE "user" <> '';
+    CREATE INDEX jobs_of_owner ON jobs (owner, state);
+    CREATE INDEX jobs_of_state ON jobs (state);
     CREATE TABLE facts (
         number INTEGER PRIMARY KEY,
         at REAL NOT NULL,
@@ -35,15 +62,7 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX facts_of_job ON facts (job_id, number) WHERE job_id IS NOT NULL;
     CREATE INDEX facts_of_workers ON facts (at) WHERE job_id IS NULL;
-    """,
-    """
-    ALTER TABLE jobs ADD COLUMN priority INTEGER NOT NULL DEFAULT 1;
-    ALTER TABLE jobs ADD COLUMN idempotency_key TEXT;
-    CREATE UNIQUE INDEX jobs_named ON jobs (owner, idempotency_key)
-        WHERE idempotency_key IS NOT NULL;
-    """,
-    # A key's jobs are those whose owner has its name.
-    """
+    CREATE INDEX worker_facts ON facts (number) WHERE job_id IS NULL;
     CREATE TABLE keys (
         id TEXT PRIMARY KEY,
         name TEXT NOT NULL,
@@ -56,7 +75,8 @@ MIGRATIONS = (
         requests_per_minute INTEGER,
         tokens_per_minute INTEGER,
         tokens_per_day INTEGER,
-        budget INTEGER
+        budget INTEGER,
+        priority_max INTEGER NOT NULL DEFAULT 2
     ) STRICT;
     CREATE UNIQUE INDEX keys_living ON keys (name) WHERE revoked_at IS NULL;
     CREATE TABLE join_tokens (
@@ -84,15 +104,18 @@ MIGRATIONS = (
         completion_tokens INTEGER NOT NULL,
         PRIMARY KEY (owner, day)
     ) STRICT, WITHOUT ROWID;
-    CREATE INDEX jobs_of_owner ON jobs (owner, submitted_at);
-    """,
-    # Amounts are micro-dollars.  The log of receipts is a Merkle tree (RFC 6962): its
-    # leaves are receipts, and ``tree`` has the hashes of complete subtrees, in the
-    # order in which they became so: what only grows at its end is cheap to write.
-    """
-    ALTER TABLE jobs ADD COLUMN terms TEXT NOT NULL DEFAULT '{}';
-    ALTER TABLE jobs ADD COLUMN user TEXT NOT NULL DEFAULT '';
-    CREATE INDEX jobs_of_user ON jobs (owner, user) WHERE user <> '';
+    CREATE TABLE usage_by_model (
+        day INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        model TEXT NOT NULL,
+        node TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        cost INTEGER NOT NULL,
+        PRIMARY KEY (day, owner, model, node)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX usage_of_owner ON usage_by_model (owner, day);
     CREATE TABLE accounts (
         name TEXT PRIMARY KEY,
         balance INTEGER NOT NULL,
@@ -107,14 +130,18 @@ MIGRATIONS = (
         amount INTEGER NOT NULL CHECK (amount > 0),
         why TEXT NOT NULL
     ) STRICT;
+    CREATE INDEX transfers_from ON transfers (debit);
+    CREATE INDEX transfers_to ON transfers (credit);
     CREATE TABLE receipts (
         leaf INTEGER PRIMARY KEY,
         job_id TEXT NOT NULL,
         at REAL NOT NULL,
         body BLOB NOT NULL,
-        signature BLOB NOT NULL
+        signature BLOB NOT NULL,
+        owner TEXT
     ) STRICT;
     CREATE INDEX receipts_of_job ON receipts (job_id);
+    CREATE INDEX receipts_of_owner ON receipts (owner) WHERE owner IS NOT NULL;
     CREATE TABLE tree (
         number INTEGER PRIMARY KEY,
         hash BLOB NOT NULL
@@ -132,20 +159,22 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE trusted (
         owner TEXT NOT NULL,
-        user TEXT NOT NULL,
+        "user" TEXT NOT NULL,
         public_key TEXT NOT NULL,
         paired_at REAL NOT NULL,
-        PRIMARY KEY (owner, user, public_key)
+        PRIMARY KEY (owner, "user", public_key)
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE pairing_codes (
         code TEXT PRIMARY KEY,
         owner TEXT NOT NULL,
-        user TEXT NOT NULL,
+        "user" TEXT NOT NULL,
         expires_at REAL NOT NULL,
         public_key TEXT,
         claimed_at REAL
     ) STRICT, WITHOUT ROWID;
-    CREATE TABLE calls (
+    CREATE INDEX pairing_codes_of_owner ON pairing_codes (owner, expires_at);
+    CREATE INDEX pairing_codes_by_expiry ON pairing_codes (expires_at);
+    CREATE TABLE webhook_deliveries (
         job_id TEXT PRIMARY KEY,
         url TEXT NOT NULL,
         secret TEXT NOT NULL,
@@ -154,60 +183,21 @@ MIGRATIONS = (
         due_at REAL,
         error TEXT
     ) STRICT;
-    CREATE INDEX calls_due ON calls (due_at) WHERE due_at IS NOT NULL;
-    """,
-    # A call of a function and what it returned are bytes, which JSON has no form for.
-    # Such a job has no ``work``.
-    """
-    ALTER TABLE jobs ADD COLUMN call BLOB;
-    ALTER TABLE jobs ADD COLUMN value BLOB;
-    """,
-    # A renamed table keeps its indexes under their old names.
-    """
-    ALTER TABLE calls RENAME TO webhook_deliveries;
-    DROP INDEX calls_due;
     CREATE INDEX webhook_deliveries_due ON webhook_deliveries (due_at)
         WHERE due_at IS NOT NULL;
-    ALTER TABLE jobs RENAME COLUMN call TO function_call;
-    """,
-    # Facts are pruned; an operator's order holds until it is revoked.
-    """
     CREATE TABLE suspensions (
         name TEXT PRIMARY KEY,
         how TEXT NOT NULL,
         by TEXT NOT NULL,
         at REAL NOT NULL
     ) STRICT, WITHOUT ROWID;
-    """,
-    # Each list is in the order of an index: the entries of equal keys are in the order
-    # of their rows.  A receipt outlives its job.
-    """
-    DROP INDEX jobs_of_owner;
-    CREATE INDEX jobs_of_owner ON jobs (owner, state);
-    CREATE INDEX jobs_of_state ON jobs (state);
-    CREATE INDEX transfers_from ON transfers (debit);
-    CREATE INDEX transfers_to ON transfers (credit);
-    ALTER TABLE receipts ADD COLUMN owner TEXT;
-    UPDATE receipts SET owner = (SELECT owner FROM jobs WHERE id = receipts.job_id);
-    CREATE INDEX receipts_of_owner ON receipts (owner) WHERE owner IS NOT NULL;
-    CREATE INDEX pairing_codes_of_owner ON pairing_codes (owner, expires_at);
-    CREATE INDEX pairing_codes_by_expiry ON pairing_codes (expires_at);
-    """,
-    # The highest priority of a key's jobs; older keys may give any.
-    """
-    ALTER TABLE keys ADD COLUMN priority_max INTEGER NOT NULL DEFAULT 2;
-    """,
-    # The texts of a job, compressed, and the facts about it.  Jobs and receipts stay
-    # as earlier versions wrote them, and so do the facts about those jobs: to rewrite
-    # a million of them would take minutes, and most are pruned soon.
-    """
-    ALTER TABLE jobs ADD COLUMN packed_work BLOB;
-    ALTER TABLE jobs ADD COLUMN packed_outcome BLOB;
-    ALTER TABLE jobs ADD COLUMN packed_history BLOB;
-    """,
-    # Lists are in the order of ``number``.  The results of a batch's lines stay until
-    # they are in files.
-    """
+    CREATE TABLE approvals (
+        name TEXT NOT NULL,
+        public_key TEXT,
+        by TEXT NOT NULL,
+        at REAL NOT NULL
+    ) STRICT;
+    CREATE INDEX approvals_of_name ON approvals (name);
     CREATE TABLE files (
         number INTEGER PRIMARY KEY,
         id TEXT NOT NULL UNIQUE,
@@ -256,10 +246,6 @@ MIGRATIONS = (
         body BLOB NOT NULL,
         PRIMARY KEY (batch_id, line)
     ) STRICT;
-    """,
-    # The parts of large works, which are written before their jobs are submitted and
-    # deleted after them.  Meanwhile no job claims them.
-    """
     CREATE TABLE work_parts (
         number INTEGER PRIMARY KEY,
         job_id TEXT NOT NULL,
@@ -270,38 +256,26 @@ MIGRATIONS = (
     CREATE TABLE unclaimed_works (
         job_id TEXT PRIMARY KEY
     ) STRICT, WITHOUT ROWID;
-    """,
-    # As in ``WorkerApproved``.  Facts are pruned; an approval holds until a removal.
-    """
-    CREATE TABLE approvals (
-        name TEXT NOT NULL,
-        public_key TEXT,
-        by TEXT NOT NULL,
-        at REAL NOT NULL
-    ) STRICT;
-    CREATE INDEX approvals_of_name ON approvals (name);
-    """,
-    # Usage by key, model and node; the cost is in micro-dollars.  Of earlier days, only
-    # the key is known.  Facts about workers are listed, among those of jobs from
-    # earlier versions.
-    """
-    CREATE TABLE usage_by_model (
-        day INTEGER NOT NULL,
-        owner TEXT NOT NULL,
-        model TEXT NOT NULL,
-        node TEXT NOT NULL,
-        requests INTEGER NOT NULL,
-        prompt_tokens INTEGER NOT NULL,
-        completion_tokens INTEGER NOT NULL,
-        cost INTEGER NOT NULL,
-        PRIMARY KEY (day, owner, model, node)
-    ) STRICT, WITHOUT ROWID;
-    CREATE INDEX usage_of_owner ON usage_by_model (owner, day);
-    INSERT INTO usage_by_model
-        SELECT day, owner, '', '', requests, prompt_tokens, completion_tokens, 0
-        FROM usage WHERE day >= 0;
-    CREATE INDEX worker_facts ON facts (number) WHERE job_id IS NULL;
-    """,
+"""
+
+# They note the places of files and batches that are deleted, and keep the last ones.
+DELETION_TRIGGERS = """
+    CREATE TRIGGER deleted_places_bound AFTER INSERT ON deleted_places BEGIN
+        DELETE FROM deleted_places WHERE deletion <= new.deletion - 20000;
+    END;
+    CREATE TRIGGER file_deleted AFTER DELETE ON files BEGIN
+        INSERT INTO deleted_places (id, owner, number)
+            VALUES (old.id, old.owner, old.number);
+    END;
+    CREATE TRIGGER batch_deleted AFTER DELETE ON batches BEGIN
+        INSERT INTO deleted_places (id, owner, number)
+            VALUES (old.id, old.owner, old.number);
+    END;
+"""
+
+VERSION_OF_TABLES = 14  # that of 0.2.0, the first release
+MIGRATIONS = (
+    TABLES,
     # Usage by minute, as in ``MinuteUsage``: few rows, for the last hours.  And usage
     # added up by some of key, model and node, the bits 1, 2 and 4 of ``fields``; the
     # others are empty.  Pruning fills it, the oldest day first.
@@ -327,7 +301,7 @@ MIGRATIONS = (
     # The places in lists of the last files and batches that were deleted: a client may
     # be at one of them.  And the owner of each delivery, by which the first one of each
     # owner and host is found.
-    """
+    f"""
     CREATE TABLE deleted_places (
         deletion INTEGER PRIMARY KEY,
         id TEXT NOT NULL UNIQUE,
@@ -335,17 +309,7 @@ MIGRATIONS = (
         number INTEGER NOT NULL
     ) STRICT;
     CREATE INDEX deleted_places_by_number ON deleted_places (number);
-    CREATE TRIGGER deleted_places_bound AFTER INSERT ON deleted_places BEGIN
-        DELETE FROM deleted_places WHERE deletion <= new.deletion - 20000;
-    END;
-    CREATE TRIGGER file_deleted AFTER DELETE ON files BEGIN
-        INSERT INTO deleted_places (id, owner, number)
-            VALUES (old.id, old.owner, old.number);
-    END;
-    CREATE TRIGGER batch_deleted AFTER DELETE ON batches BEGIN
-        INSERT INTO deleted_places (id, owner, number)
-            VALUES (old.id, old.owner, old.number);
-    END;
+{DELETION_TRIGGERS}
     ALTER TABLE webhook_deliveries ADD COLUMN owner TEXT NOT NULL DEFAULT '';
     UPDATE webhook_deliveries SET owner = jobs.owner FROM jobs WHERE jobs.id = job_id;
     CREATE INDEX webhook_deliveries_of_lane ON webhook_deliveries (owner, host, due_at)
@@ -404,24 +368,33 @@ MIGRATIONS = (
     ALTER TABLE keys ADD COLUMN hosted_after REAL;
     """,
 )
+VERSION = VERSION_OF_TABLES + len(MIGRATIONS) - 1
+"""The version that all migrations lead to."""
 
 
-def migrate(database: sqlite3.Connection) -> None:
-    """Migrate a database to the present version, in one transaction.
+def first_migration(version: int) -> int:
+    """Return the index of the first migration that a database needs; 0: it is empty.
 
-    A new database waits for the disk once, not once for each step.
-
-    Raises StoreError if a newer Shoal wrote it.
+    Raises StoreError if a newer Shoal wrote it, or one from before the first release.
     """
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    present = len(MIGRATIONS)
-    if version > present:
+    if version > VERSION:
         raise StoreError(
             f"the database has version {version}, this Shoal knows up to "
-            f"{present}: install the newer Shoal that wrote it"
+            f"{VERSION}: install the newer Shoal that wrote it"
         )
-    if version < present:
-        steps = " ".join(MIGRATIONS[version:])
-        database.executescript(
-            f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {present}; COMMIT;"
+    if 0 < version < VERSION_OF_TABLES:
+        raise StoreError(
+            f"the database has version {version}, from before the first release: this "
+            f"Shoal knows {VERSION_OF_TABLES} to {VERSION}"
         )
+    return version and version - VERSION_OF_TABLES + 1
+
+
+def version_problems(version: int) -> list[str]:
+    """Return what is wrong if a database has another version than the present one."""
+    if version == VERSION:
+        return []
+    return [
+        f"version {version}, expected {VERSION}: `shoal serve` of this version has not "
+        "opened it yet, or a newer one has"
+    ]
