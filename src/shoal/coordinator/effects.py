@@ -10,16 +10,10 @@ from shoal.coordinator.call_grants import CallGrants
 from shoal.coordinator.connections import WorkerConnections
 from shoal.coordinator.open_answers import OpenAnswers, error_of
 from shoal.domain import facts
+from shoal.domain import vocabulary as words
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId, peer_of
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.trace_context import attempt_traceparent
-from shoal.domain.vocabulary import (
-    CancelJob,
-    Rejected,
-    RunJob,
-    RunningJobNames,
-    WakeMachine,
-)
 from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature, is_repeatable
 from shoal.domain.worker import Suspension
 from shoal.pool.eligibility import unsuitability
@@ -139,8 +133,8 @@ class Effects:
             case facts.MachineCalled(_, addresses, callers):
                 for each in callers:
                     peer = self._connections.connection_of(each)
-                    if WakeMachine in peer.accepts:
-                        peer.send(WakeMachine(addresses))
+                    if words.WakeMachine in peer.accepts:
+                        peer.send(words.WakeMachine(addresses))
             case facts.WorkerDismissed(worker_id, reason):
                 self._connections.dismiss(worker_id, reason)
             case (
@@ -165,7 +159,7 @@ class Effects:
                 pass
         for worker_id, cancel in revoked:
             peer = self._connections.connection_of(worker_id)
-            if CancelJob in peer.accepts or self._holds_stream(
+            if words.CancelJob in peer.accepts or self._holds_stream(
                 worker_id, cancel.job_id
             ):
                 peer.send(cancel)
@@ -175,7 +169,7 @@ class Effects:
         if worker is not None and worker.suspension is Suspension.PENDING:
             log.info("pending worker=%r: see `shoal nodes approve --help`", worker_id)
 
-    def _stop_others(self, worker_id: WorkerId, running: RunningJobNames) -> None:
+    def _stop_others(self, worker_id: WorkerId, running: words.RunningJobNames) -> None:
         """Stop jobs that a worker still runs, and that are over or another's now."""
         for job_id, lease in running:
             job = self._pool.jobs.get(job_id)
@@ -193,7 +187,7 @@ class Effects:
         """Stop a job that a worker has run on, under the lease that it knows."""
         if worker_id in self._pool.workers:  # else it has left again
             peer = self._connections.connection_of(worker_id)
-            peer.send(CancelJob(job_id, lease))
+            peer.send(words.CancelJob(job_id, lease))
 
     def forget(self, job_id: JobId) -> None:
         """Release the resources of a job that has ended or was rejected."""
@@ -241,7 +235,7 @@ class Effects:
             if resumes:
                 self._stop(fact.worker_id, fact.job_id, fact.resumes)
             if not continues and self._can_be_continued(job):
-                refusal = Rejected(
+                refusal = words.Rejected(
                     fact.job_id, fact.lease, "cannot continue the answer"
                 )
                 self._post(LeaseResult(fact.worker_id, refusal))
@@ -252,7 +246,7 @@ class Effects:
             return
         # If the worker has disconnected meanwhile, this is lost, and the disconnect is
         # in the mailbox.
-        run = RunJob(
+        run = words.RunJob(
             *(fact.job_id, fact.lease, job.job.work, beginning),
             thoughts=answer.thoughts if continues else "",
             terms=job.job.terms,
@@ -284,7 +278,7 @@ class Effects:
         self._answers[fact.job_id].hedge(fact.lease, fact.worker_id)
         job = self._pool.jobs[fact.job_id]
         since = job.leased_at if job.hedge is None else job.hedge.since
-        run = RunJob(
+        run = words.RunJob(
             *(fact.job_id, fact.lease, job.job.work),
             terms=job.job.terms,
             waited=job.waited(since),

@@ -45,15 +45,8 @@ from shoal.domain.vocabulary import Completed
 from shoal.domain.work import Call, CallStream
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
-from shoal.pool import inputs, waking
+from shoal.pool import eligibility, inputs, waking
 from shoal.pool.departures import departures, overdue_drains
-from shoal.pool.eligibility import (
-    awaits_load,
-    has_suitable_worker,
-    hosted_for,
-    no_worker_reason,
-    waits_for_another,
-)
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.job_admission import permanent_rejection, queue_rejection, queue_room
 from shoal.pool.last_resort import last_resorts, next_resort
@@ -297,12 +290,12 @@ class Hub:
             return None
         if job.awaits is not None:
             return "its worker, which may still run it, to reconnect"
-        if awaits_load(self.pool, job.model):
+        if eligibility.awaits_load(self.pool, job.model):
             return describe_loads(
                 self.pool, job.model, self._answers, self._clock.now()
             )
-        if not has_suitable_worker(self.pool, job):
-            return no_worker_reason(self.pool, job)
+        if not eligibility.has_suitable_worker(self.pool, job):
+            return eligibility.no_worker_reason(self.pool, job)
         turns = islice(self.pool.queues[job.model].in_order(), AHEAD_MAX)
         places = (place for place, turn in enumerate(turns) if turn.job is job)
         return f"jobs ahead: {next(places, AHEAD_MAX)}"
@@ -652,7 +645,7 @@ class Hub:
                 apply(fact)
         for fact in overdue_drains(self.pool, now):
             apply(fact)
-        renews = partial(waits_for_another, self.pool)
+        renews = partial(eligibility.waits_for_another, self.pool)
         alarms = [self.pool.expire_penalties(now, renews)]
         alarms.append(self.pool.suspensions.next_due)
         for lease in self._plan():
@@ -686,7 +679,7 @@ class Hub:
         job = self.pool.jobs[fact.job_id]
         if fact.limit is not TimeLimit.QUEUE or job.started:
             return fact
-        for worker in hosted_for(self.pool, job):
+        for worker in eligibility.hosted_for(self.pool, job):
             why = self._bookkeeper.hosted_shortfall(job, worker)
             if why is not None:
                 error = f"{fact.error}; it was not given to a hosted provider: {why}"

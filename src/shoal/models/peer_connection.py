@@ -16,13 +16,7 @@ from shoal.domain.model_messages import (
 from shoal.domain.vocabulary import Rejected, RunJob
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
-from shoal.models.bulk_connection import (
-    NUMBER_SIZE,
-    SECRET_SIZE,
-    BulkChunk,
-    BulkReceiver,
-    name_in,
-)
+from shoal.models import bulk_connection
 from shoal.protocols import discover, own_wire
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.endpoints import OutgoingConnection
@@ -105,7 +99,7 @@ class PeerConnection:
         self.wait_writable = self._driver.wait_for_bulk_room
         self._dial_bulk = dial_bulk
         self._offered = b""  # the name and the key of a bulk connection
-        self._bulk: BulkReceiver | None = None
+        self._bulk: bulk_connection.BulkReceiver | None = None
 
     async def run(self) -> None:
         """Run the connection until it ends."""
@@ -139,16 +133,16 @@ class PeerConnection:
     def speed_up(
         self,
         is_right: Callable[[int, memoryview], bool],
-        on_chunk: Callable[[BulkChunk], None],
+        on_chunk: Callable[[bulk_connection.BulkChunk], None],
     ) -> None:
         """Use a bulk connection for the chunks, if the peer offered one."""
         offered, self._offered = self._offered, b""
-        if self._dial_bulk is None or len(offered) != SECRET_SIZE:
+        if self._dial_bulk is None or len(offered) != bulk_connection.SECRET_SIZE:
             return
 
-        dialled = self._dial_bulk(name_in(offered))
-        self._bulk = BulkReceiver(
-            *(dialled, offered[NUMBER_SIZE:], is_right, on_chunk),
+        dialled = self._dial_bulk(bulk_connection.name_in(offered))
+        self._bulk = bulk_connection.BulkReceiver(
+            *(dialled, offered[bulk_connection.NUMBER_SIZE :], is_right, on_chunk),
             self._driver.disconnect,
         )
 

@@ -4,18 +4,12 @@ from typing import TypeAlias
 
 import msgspec
 
+from shoal.domain import vocabulary as words
 from shoal.domain.facts import DeploymentSet
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimit
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.vocabulary import (
-    Completed,
-    Draining,
-    Failed,
-    Rejected,
-    RunningJobNames,
-)
 from shoal.domain.worker import Offer, Suspension, WorkerLoad
 
 NO_OUTCOME = Outcome("")
@@ -67,7 +61,7 @@ class WorkerConnected(msgspec.Struct, frozen=True):
     offer: Offer
     cancels: bool
     shared: bool = False
-    running: RunningJobNames | None = None
+    running: words.RunningJobNames | None = None
 
 
 class WorkerDisconnected(msgspec.Struct, frozen=True):
@@ -86,7 +80,7 @@ class LeaseResult(msgspec.Struct, frozen=True):
     """
 
     worker_id: WorkerId
-    event: Completed | Rejected | Failed
+    event: words.Completed | words.Rejected | words.Failed
     outcome: Outcome = NO_OUTCOME
     verdict: Verdict = Verdict.UNSIGNED
     output_hash: str = ""
@@ -130,7 +124,7 @@ class DrainAnnounced(msgspec.Struct, frozen=True):
     """A worker announced that it takes no new jobs."""
 
     worker_id: WorkerId
-    event: Draining
+    event: words.Draining
 
 
 class LoadReported(msgspec.Struct, frozen=True):

@@ -55,15 +55,7 @@ from shoal.protocols.seam.token_proof import (
     ProofRole,
     prove_token,
 )
-from shoal.protocols.shoal import codec
-from shoal.protocols.shoal.streams import (
-    MESSAGE_MAX,
-    PIECE_MAX,
-    SMALL_MAX,
-    WINDOW,
-    IncomingStreams,
-    OutgoingStreams,
-)
+from shoal.protocols.shoal import codec, streams
 
 HELLO_TIMEOUT = 10.0  # seconds
 PING_INTERVAL = 7.0  # seconds: two fit into a silence
@@ -94,7 +86,7 @@ NO_CODE = (
 )
 
 PING_DATA = codec.encode(codec.Ping())  # most of what idle workers send
-PING = OutgoingStreams().write((PING_DATA,))
+PING = streams.OutgoingStreams().write((PING_DATA,))
 CALLS = (Call, CallStream)
 ENDS = (words.CancelJob, words.Completed, words.Rejected, words.Failed)
 WITH_VALUES = (words.RunJob, words.PushCalls, words.CallsReturned, words.Completed)
@@ -199,8 +191,8 @@ class ShoalSession:
         self._key = ""  # the peer's, proven
         self._trusted = False  # it has proved the token
         self._submits = True  # it may submit jobs here
-        self._outgoing = OutgoingStreams()
-        self._incoming = IncomingStreams(HELLO_MAX, self._outgoing.on_credit)
+        self._outgoing = streams.OutgoingStreams()
+        self._incoming = streams.IncomingStreams(HELLO_MAX, self._outgoing.on_credit)
         if with_pool:
             self.accepts, decoder = codec.EVENTS | codec.COMMANDS, codec.POOL_DECODER
         elif local.is_worker:
@@ -423,7 +415,7 @@ class ShoalSession:
             "" if binding else token,
             [*local.models],
             __version__,
-            WINDOW,
+            streams.WINDOW,
             None if self._running is None else [*self._running],
             [*self._local.addresses()][:ADDRESSES_MAX],
             True,
@@ -433,7 +425,7 @@ class ShoalSession:
         self, hello: codec.Opening, now: float
     ) -> Sequence[PeerMessage | session.Output]:
         local = self._local
-        if 0 < hello.window < PIECE_MAX:
+        if 0 < hello.window < streams.PIECE_MAX:
             raise errors.PeerError(f"a window of {hello.window} bytes is too small")
         if hello.is_worker is (local.is_worker or self._with_pool):
             raise errors.PeerError("the other end has another role than its path says")
@@ -476,7 +468,10 @@ class ShoalSession:
         running = None if self._with_pool else hello.running
         self._jobs.update(running or ())
         self._outgoing.window = hello.window
-        self._incoming.message_max, self._incoming.window = MESSAGE_MAX, WINDOW
+        self._incoming.message_max, self._incoming.window = (
+            streams.MESSAGE_MAX,
+            streams.WINDOW,
+        )
         self._ping_at = now + PING_INTERVAL
         joined = PeerJoined(
             hello.name,
@@ -659,7 +654,7 @@ class ShoalSession:
 
 def _parts(content: words.SendBlob | ChunkSent) -> Sequence[bytes | memoryview]:
     """Return a message in parts; a large value is one of them."""
-    if len(content.data) <= SMALL_MAX:
+    if len(content.data) <= streams.SMALL_MAX:
         return (codec.encode(content),)
     # In place of an empty value, the head of one that follows.
     head = codec.encode(replace(content, data=b"")).removesuffix(b"\xc4\0")
