@@ -18,7 +18,7 @@ from shoal.domain.facts import Fact, JobLeased, JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.job import Job, TimeLimits
 from shoal.domain.work import Chat
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 ROUNDS = 7
 OWNERS = 10_000

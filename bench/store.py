@@ -63,7 +63,7 @@ from shoal.store.ledger import (
     UsageField,
 )
 from shoal.store.port import JobFilter
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@ import platform
 import psutil
 import pytest
 
-from shoal.app.memory_trim import trim_memory
+from shoal.app.background import trim_memory
 
 BLOCK = 64 << 10  # bytes: too small for a mapping of its own
 BLOCKS = 1024

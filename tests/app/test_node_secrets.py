@@ -18,8 +18,8 @@ from shoal.config import ServeConfig
 from shoal.config.secret_files import KEY_FILE, SEED_FILE, SIGNING_LOG_FILE, TOKEN_FILE
 from shoal.domain.errors import ConfigError, StoreError
 from shoal.store.postgres import database
+from shoal.store.postgres.database import PostgresStore
 from shoal.store.postgres.secrets import SecretsChanged
-from shoal.store.postgres.store import PostgresStore
 from shoal.store.signing_keys import begin_new_log, open_keys
 
 NOW = 1_700_000_000.0

@@ -14,7 +14,7 @@ from gateway.keys import client, make_key, request
 from gateway.serving import KEY, Node, Pool, eventually
 from harness.slow_imports import openai
 from shoal.domain.credentials import Key, Scope, digest_of
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -25,7 +25,7 @@ from shoal.ledger.accounts import Transfer
 from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import LedgerEntries
 from shoal.store.port import JobFilter
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 T = TypeVar("T")
 

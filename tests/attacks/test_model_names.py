@@ -13,8 +13,7 @@ from shoal.domain.errors import InvalidRequest, PeerError
 from shoal.domain.model_messages import ModelChunk
 from shoal.models.library import Library
 from shoal.models.names import check_file_name, check_model_name, model_folder_name
-from shoal.models.staging import Staging
-from shoal.models.transfer import IncomingModel
+from shoal.models.staging import IncomingModel, Staging
 
 VECTORS = Path(__file__).parents[1] / "protocols" / "tealenet" / "vectors"
 CASES: list[dict[str, Any]] = [

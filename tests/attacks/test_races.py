@@ -31,7 +31,7 @@ from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import CommitId, RecordedFact
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from simulation import virtual

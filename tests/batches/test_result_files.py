@@ -15,7 +15,7 @@ from shoal.store.batches import (
     StoredFile,
 )
 from shoal.store.contents import ContentStore
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 BATCH = StoredBatch(
     "batch_".ljust(BATCH_ID_LENGTH, "0"), "al", "/v1/embeddings", "in", "24h", 1.0, 9.0

@@ -20,8 +20,7 @@ from shoal.domain.work import Chat
 from shoal.ledger import accounts
 from shoal.store.ledger import LedgerEntries
 from shoal.store.sqlite import database, maintenance
-from shoal.store.sqlite.database import migrate
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore, migrate
 from store.test_ledger import StoredLog
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shoal.cli.use.large_models import plan_lines
+from shoal.cli.use.run import plan_lines
 
 PART = {"worker": "shoal:anna/*models", "name": "anna", "layers": 32, "bytes": 10**9}
 

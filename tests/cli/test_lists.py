@@ -12,7 +12,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Chat
 from shoal.ledger import accounts
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 ACCOUNTS = 1500  # more than one page
 

@@ -46,7 +46,7 @@ from shoal.domain.work import (
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import CommitId, JobFilter, RecordedFact
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 

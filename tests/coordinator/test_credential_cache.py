@@ -9,7 +9,7 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 from shoal.store.sql.keys import KEY_TABLE, SqlCredentials
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from store.in_memory import memory_store
 
 

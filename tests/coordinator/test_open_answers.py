@@ -32,7 +32,7 @@ from shoal.domain.job import Job, JobTerms, TimeLimits, Webhook
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Failed
 from shoal.domain.work import JSON, Chat
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from simulation.virtual import in_virtual_time, scripted
 
 

@@ -17,8 +17,13 @@ from coordinator.hubs import (
     run_script,
 )
 from shoal.coordinator.hub import Hub
-from shoal.coordinator.placer import INTERVAL, UNPLACED_AFTER, Placer
-from shoal.coordinator.timetables import LOOK_EVERY, local_time
+from shoal.coordinator.placer import (
+    INTERVAL,
+    LOOK_EVERY,
+    UNPLACED_AFTER,
+    Placer,
+    local_time,
+)
 from shoal.domain.errors import (
     CannotDo,
     Forbidden,

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from shoal.coordinator.timetables import deployments_at, is_due
+from shoal.coordinator.placer import deployments_at, is_due
 from shoal.domain.facts import DeploymentSet
 from shoal.pool.models.machine import PlacementRules
 

@@ -14,14 +14,14 @@ from engines.outputs import ENDLESS, TINY, ask, chat_of
 from engines.test_gguf_export import CONFIG, tensors
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.engines import engine_child
-from shoal.engines.gguf_export import write_gguf
-from shoal.engines.gguf_vocabulary import byte_vocabulary
-from shoal.engines.llama_engine import LlamaEngine, restart_delay
-from shoal.engines.llama_process import (
+from shoal.engines.engine_child import (
     LlamaProcess,
     first_error,
     last_unformatted_line,
 )
+from shoal.engines.gguf_export import write_gguf
+from shoal.engines.gguf_vocabulary import byte_vocabulary
+from shoal.engines.llama_engine import LlamaEngine, restart_delay
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 

@@ -22,7 +22,7 @@ from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.engines.gguf_header import InvalidGguf, parse_header
 from shoal.models.manifest import CHUNK
 from shoal.models.manifest import decode as decode_manifest
-from shoal.models.transfer import IncomingModel
+from shoal.models.staging import IncomingModel
 from shoal.protocols.seam.endpoints import ServiceBrowser
 from shoal.protocols.tealenet import Config, endpoints
 from shoal.protocols.tealenet.codec.chats import (
@@ -38,8 +38,8 @@ from shoal.protocols.tealenet.codec.messages import (
     InferenceRequest,
     ModelTransferChunk,
     ModelTransferComplete,
+    read_model_message,
 )
-from shoal.protocols.tealenet.codec.model_sharing import read_model_message
 from shoal.protocols.tealenet.codec.relay_messages import DiscoverResponse
 from shoal.protocols.tealenet.codec.relay_messages import decode as decode_relayed
 from shoal.protocols.tealenet.codec.relay_messages import encode as encode_relayed

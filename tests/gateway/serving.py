@@ -55,7 +55,7 @@ from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.store.blobs import BlobFiles
 from shoal.store.file_folder import FileFolder
 from shoal.store.signing_keys import SigningKeys
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from shoal.transports import websocket
 from shoal.transports.clock import Clock, LoopClock
 from shoal.transports.link_encryption import accept_encryption

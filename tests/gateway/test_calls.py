@@ -22,7 +22,7 @@ from shoal.domain.job import Job
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
 from shoal.store.port import StoredJob
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 pytestmark = pytest.mark.shared_pool
 

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.keys import CHAT, make_key, request
 from gateway.serving import KEY, Pool, eventually, serving
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 
 def long_chat(size: int) -> dict[str, Any]:

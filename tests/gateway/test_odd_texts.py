@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gateway.serving import KEY, TOKEN, Pool, serving
 from gateway.shoal_worker import EVERYTHING, ShoalWorker, shoal_worker
-from shoal.store.postgres.store import PostgresStore
+from shoal.store.postgres.database import PostgresStore
 from store.conftest import STORES
 
 Request: TypeAlias = tuple[str, str, Mapping[str, Any]]

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 
 def put_new_database(path: Path) -> None:

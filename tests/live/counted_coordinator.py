@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from shoal.app.memory_trim import trim_memory
+from shoal.app.background import trim_memory
 from shoal.cli.main import main
 from shoal.gateway.operators import event_log
 

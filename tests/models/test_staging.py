@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.domain.errors import ConfigError
-from shoal.models.staging import INCOMING, Staging
-from shoal.models.transfer import FileWrite
+from shoal.models.staging import INCOMING, FileWrite, Staging
 
 WRITES = [FileWrite("b", 0, b"1"), FileWrite("a", 0, b""), FileWrite("b", 1, b"2")]
 
@@ -110,7 +109,7 @@ import resource, signal
 from pathlib import Path
 from shoal.domain.errors import ConfigError
 from shoal.models.staging import Staging
-from shoal.models.transfer import FileWrite
+from shoal.models.staging import FileWrite
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
 new = Staging(Path({str(tmp_path)!r}), "m", "id", 0, False)
@@ -136,7 +135,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
 import os
 from pathlib import Path
 from shoal.models.staging import Staging
-from shoal.models.transfer import FileWrite
+from shoal.models.staging import FileWrite
 new = Staging(Path({str(tmp_path)!r}), "m", "killed", 0, False)
 new.begin()
 new.write([FileWrite("w", 0, b"half")])

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.domain.model_messages import ModelChunk, ModelDone
-from shoal.models.transfer import FILES_MAX, FileWrite, IncomingModel
+from shoal.models.staging import FILES_MAX, FileWrite, IncomingModel
 
 ID = "550e8400-e29b-41d4-a716-446655440000"
 

@@ -18,7 +18,7 @@ from shoal.domain.facts import Fact
 from shoal.ledger.merkle import Frontier
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries, LogHead
 from shoal.store.port import CommitId, Epoch, RecordedFact
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 ANSWER_WITHIN = 5.0  # seconds after which a commit's outcome is unknown
 HANGS = (0.0, 20.0)  # seconds for which a commit hangs, from and to

@@ -9,8 +9,8 @@ import pytest
 from harness.contents import contents
 from harness.databases import put_new_database
 from shoal.store.port import Store
-from shoal.store.postgres.store import PostgresStore
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.postgres.database import PostgresStore
+from shoal.store.sqlite.database import SqliteStore
 from store.query_plans import check_plans, recorded_statements
 
 __all__ = ["contents"]

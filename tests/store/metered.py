@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Chat
 from shoal.store.port import JobFilter
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from store.test_ledger import StoredLog
 
 JOBS = [JobId(f"job-{number}") for number in range(20)]

@@ -28,7 +28,7 @@ from shoal.store.contents import ContentStore, write_contents
 from shoal.store.port import JobFilter
 from shoal.store.postgres.contents import BLOBS, ContentRows, ContentSessions
 from shoal.store.shared_blobs import SharedBlobs
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 LARGE = b"x" * LARGE_FROM
 

@@ -32,7 +32,7 @@ from shoal.ledger.notary import Notary
 from shoal.ledger.receipts import Claims
 from shoal.store.ledger import Account, LedgerEntries, LoggedReceipt, LogHead
 from shoal.store.port import Store
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 SIGNER = Signer.from_seed(b"s" * 32)
 J = JobId("j1")

@@ -34,15 +34,15 @@ from shoal.store.postgres.contents import (
     ContentRows,
     ContentSessions,
 )
+from shoal.store.postgres.database import PostgresStore
 from shoal.store.postgres.lease import PostgresLease
 from shoal.store.postgres.maintenance import copy
 from shoal.store.postgres.schema import migrate
 from shoal.store.postgres.session import Session, connect, translated
-from shoal.store.postgres.store import PostgresStore
 from shoal.store.sql.schema import VERSION, VERSION_OF_TABLES
 from shoal.store.sql.store import SqlStore
 from shoal.store.sqlite import database as sqlite_database
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from store.test_ledger import StoredLog
 from store.test_written import opened
 

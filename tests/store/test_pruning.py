@@ -33,8 +33,7 @@ from shoal.store.batches import (
 from shoal.store.sql import pruning
 from shoal.store.sql.pruning import FACTS_AT_ONCE, JOBS_AT_ONCE
 from shoal.store.sqlite import database
-from shoal.store.sqlite.database import migrate
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore, migrate
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from shoal.store.signing_keys import (
     has_signed,
     open_keys,
 )
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from store.test_ledger import StoredLog
 
 AT = 1_700_000_000.0

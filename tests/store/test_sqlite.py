@@ -21,8 +21,7 @@ from shoal.store.ledger import LedgerEntries
 from shoal.store.port import CommitId, Epoch
 from shoal.store.sql.schema import VERSION, VERSION_OF_TABLES
 from shoal.store.sqlite import database
-from shoal.store.sqlite.database import is_temporary, reason_of
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore, is_temporary, reason_of
 
 CHAT = Chat("m", ({"role": "user", "content": "hi"},))
 
@@ -33,7 +32,7 @@ from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job
 from shoal.domain.work import Chat
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 async def main():
     store = SqliteStore(Path(sys.argv[1]))

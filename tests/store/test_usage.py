@@ -39,7 +39,7 @@ from shoal.store.ledger import (
     UsageSum,
 )
 from shoal.store.sql.usage import UsageDays, _WantedSums
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from shoal.store.webhooks import WebhookDelivery
 from store.query_plans import SUMS, recorded_statements
 

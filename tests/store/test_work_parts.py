@@ -25,7 +25,7 @@ from shoal.domain.job import Job
 from shoal.domain.work import Chat
 from shoal.store.codec import PART_SIZE
 from shoal.store.sql import work_parts
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from store.metered import MeteredStore
 from store.query_plans import check_plans, recorded_statements
 

@@ -30,7 +30,7 @@ from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import MinuteUsage
 from shoal.store.port import RecordedFact
 from shoal.store.sql.schema import MIGRATIONS, VERSION, VERSION_OF_TABLES
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
 FOLDER = Path(__file__).parent / "written"

@@ -1,14 +1,14 @@
 """The tasks of a coordinator that run beside its connections until it stops."""
 
 import asyncio
+import ctypes
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from shoal.app.https import keep_valid
-from shoal.app.memory_trim import trim_memory_regularly
 from shoal.app.node import Node
 from shoal.app.setup import Setup
 from shoal.coordinator.placer import Placer
@@ -23,6 +23,37 @@ from shoal.gateway.jobs.endpoints import encode_job
 from shoal.gateway.jobs.webhook_sender import WebhookSender
 from shoal.gateway.jobs.webhooks import EgressPolicy
 from shoal.gateway.models.deployments import describe_machine
+
+TRIM_EVERY = 60.0  # seconds
+
+
+async def trim_memory_regularly() -> None:
+    """Return freed memory once a minute, until cancelled.
+
+    In a thread, because it takes some milliseconds for each 10 MB that it returns.
+    """
+    while True:
+        await asyncio.sleep(TRIM_EVERY)
+        await asyncio.to_thread(trim_memory)
+
+
+def trim_memory() -> None:
+    """Return freed memory, where the C library does not do so by itself."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+def _find_malloc_trim() -> Callable[[int], int] | None:
+    """Return the function of glibc; other libraries have none."""
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):  # Windows knows no such library
+        return None
+    return trim
+
+
+_malloc_trim = _find_malloc_trim()
+
 
 PRUNE_EVERY = 3600.0  # seconds
 RECORD_EVERY = 60.0  # seconds between counts of open jobs

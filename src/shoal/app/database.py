@@ -14,8 +14,7 @@ from shoal.store.file_folder import FILES_FOLDER, FileFolder
 from shoal.store.lease import Lease, SharedStore
 from shoal.store.port import Store
 from shoal.store.shared_blobs import SharedBlobs
-from shoal.store.sqlite.database import DATABASE
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import DATABASE, SqliteStore
 
 if TYPE_CHECKING:
     from shoal.app.node_secrets import NodeSecrets
@@ -61,7 +60,7 @@ def shared_store_at(
     Raises ConfigError.
     """
     check_store(url)
-    from shoal.store.postgres.store import PostgresStore  # late: with psycopg
+    from shoal.store.postgres.database import PostgresStore  # late: with psycopg
 
     return PostgresStore(url, blobs, node)
 

@@ -1,13 +1,21 @@
-"""Orders machines to load and unload models, as the pool's placement decides."""
+"""Orders machines to load and unload models, as the pool's placement decides.
+
+A deployment with a timetable asks for something only at some times of the week.
+"""
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
 
+from msgspec import structs
+
+from shoal.config.schedule import is_open, parse_window
 from shoal.coordinator.hub import Hub
-from shoal.coordinator.timetables import LOOK_EVERY, deployments_at, local_time
 from shoal.domain import facts
 from shoal.domain.errors import ShoalError
+from shoal.domain.facts import DeploymentSet
 from shoal.domain.ids import JobId
 from shoal.domain.job import Job, JobTerms, TimeLimits
 from shoal.domain.work import MODEL_QUEUE, ModelOrder
@@ -16,6 +24,46 @@ from shoal.pool.models.demand import present_placement
 from shoal.pool.models.machine import Described, DescribeMachine, PlacementRules
 from shoal.pool.models.placement import DEFAULT_RULES
 from shoal.transports.clock import Clock, Timer
+
+LOOK_EVERY = 30.0  # seconds between looks at timetables, whose unit is a minute
+
+
+_window = lru_cache(1024)(parse_window)  # with each placement
+
+
+def local_time(clock: Clock) -> datetime:
+    """Return the local time, as an operator at this machine sees it."""
+    return datetime.fromtimestamp(clock.wall(), UTC).astimezone()
+
+
+def is_due(deployment: DeploymentSet, local: datetime) -> bool:
+    """Return whether a deployment keeps its model loaded at a local time."""
+    return is_open([_window(each) for each in deployment.schedule], local)
+
+
+def deployments_at(
+    deployments: Mapping[str, DeploymentSet], local: datetime, rules: PlacementRules
+) -> Mapping[str, DeploymentSet]:
+    """Return what deployments ask for at a local time.
+
+    Outside of its times one keeps nothing loaded: its model is loaded for requests, as
+    it says, and unloaded when it was idle for as long as it says, or as any model.
+    """
+    if not any(each.schedule for each in deployments.values()):
+        return deployments
+    return {
+        name: each
+        if is_due(each, local)
+        else structs.replace(
+            each,
+            replicas=0,
+            most=0,
+            pinned=False,
+            idle=rules.idle if each.idle is None else each.idle,
+        )
+        for name, each in deployments.items()
+    }
+
 
 SOON = 0.01  # seconds from a change to a placement: it is for all that changed by then
 INTERVAL = 2.0  # seconds between placements while jobs come and go: demand changes

@@ -21,9 +21,8 @@ from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
 from shoal.domain.worker import ServedModel
 from shoal.engines.continuation import continue_answer
 from shoal.engines.engine import Activity, Finished, Item
-from shoal.engines.engine_child import CLOSED, activity_of
+from shoal.engines.engine_child import CLOSED, LlamaProcess, activity_of
 from shoal.engines.llama_child import MODEL, ModelToOpen
-from shoal.engines.llama_process import LlamaProcess
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.resources import processors, threads_for
 from shoal.engines.schemas.plain_schema import plain_schema

@@ -8,8 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from shoal.domain import errors, model_messages
-from shoal.models.staging import Staging
-from shoal.models.transfer import UNANNOUNCED_MAX, FileWrite, IncomingModel
+from shoal.models.staging import UNANNOUNCED_MAX, FileWrite, IncomingModel, Staging
 
 QUERY_TIMEOUT = 5.0  # seconds until the query is repeated: some peers lose the first
 QUERIES_MAX = 3  # times

@@ -22,7 +22,7 @@ from shoal.gateway.http.browser_sessions import (
     BrowserSessions,
     is_encrypted,
 )
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from store.in_memory import memory_store
 
 NOW = 1_700_000_000.0  # Unix time

@@ -8,7 +8,7 @@ from shoal.domain.credentials import Key, Scope, digest_of, with_fingerprint
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
 from shoal.gateway.http.authentication import Keyring, authorization_in
 from shoal.store.port import CredentialStore
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from store.in_memory import MEMORY, memory_store
 
 NOW = 1000.0

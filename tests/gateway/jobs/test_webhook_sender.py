@@ -30,7 +30,7 @@ from shoal.gateway.jobs.webhook_sender import (
 from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX, EgressPolicy
 from shoal.store.port import StoredJob
 from shoal.store.sql.webhooks import SqlWebhooks
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 from shoal.store.webhooks import DeliveryState
 from shoal.transports.clock import Clock, LoopClock, Timer
 

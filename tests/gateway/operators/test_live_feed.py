@@ -18,7 +18,7 @@ from shoal.gateway.operators.live_feed import (
     LiveClient,
     LiveFeed,
 )
-from shoal.store.sqlite.store import SqliteStore
+from shoal.store.sqlite.database import SqliteStore
 
 CALLER = ApiCaller(Key("", "default", b"", "", Scope.ADMIN, 0.0))
 

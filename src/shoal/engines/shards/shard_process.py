@@ -19,8 +19,7 @@ import psutil
 
 from shoal.domain.errors import Unavailable
 from shoal.engines.engine import Activity
-from shoal.engines.engine_child import EngineChild, activity_of
-from shoal.engines.llama_process import last_unformatted_line
+from shoal.engines.engine_child import EngineChild, activity_of, last_unformatted_line
 from shoal.engines.resources import processors, threads_for
 from shoal.engines.shards import shard_child
 from shoal.engines.shards.programs import (

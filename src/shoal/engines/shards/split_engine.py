@@ -18,10 +18,9 @@ from shoal.domain import work as works
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Activity, Item
-from shoal.engines.engine_child import CLOSED, activity_of
+from shoal.engines.engine_child import CLOSED, LlamaProcess, activity_of
 from shoal.engines.llama_child import BATCH_TOKENS
 from shoal.engines.llama_engine import CONTEXT, LlamaEngine
-from shoal.engines.llama_process import LlamaProcess
 from shoal.engines.server_kinds import TEXT
 from shoal.engines.shards.programs import ShardPrograms
 from shoal.engines.shards.split_child import SplitOptions

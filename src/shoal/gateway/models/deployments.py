@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.config.schedule import parse_window
 from shoal.coordinator.loads import load_states
-from shoal.coordinator.timetables import deployments_at, is_due, local_time
+from shoal.coordinator.placer import deployments_at, is_due, local_time
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ConfigError, InvalidRequest, NotFound
 from shoal.domain.facts import DeploymentSet

@@ -16,7 +16,7 @@ from shoal.protocols.seam.peer_session import PeerMessage, PeerSession, ToPeer
 from shoal.protocols.seam.session import Batch, Bulk, Close, Notice, Output, Send
 from shoal.protocols.seam.worker_session import MembershipState, WorkerSession
 from shoal.protocols.tealenet.codec.envelope import PayloadForm
-from shoal.protocols.tealenet.codec.model_sharing import MODEL_MESSAGES
+from shoal.protocols.tealenet.codec.messages import MODEL_MESSAGES
 from shoal.protocols.tealenet.codec.relay_messages import CLOSE_REPLACED
 from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX as RELAYED_MAX
 from shoal.protocols.tealenet.handshake import DeviceConnections

@@ -35,7 +35,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.protocols.seam.peer_session import PeerDescribed, PeerJoined, PeerRefused
 from shoal.protocols.seam.session import Close, Data, Notice, Output, PeerProfile, Send
-from shoal.protocols.tealenet.codec import messages, model_sharing
+from shoal.protocols.tealenet.codec import messages
 from shoal.protocols.tealenet.codec.envelope import BadMessage, PayloadForm, decode
 from shoal.protocols.tealenet.codec.scalars import ErrorCode
 from shoal.protocols.tealenet.handshake import (
@@ -103,7 +103,7 @@ class TealePeerSession:
         self._inbound = TealeInboundJobs(local, form, self._heartbeats)
         self.accepts = SENDABLE
         if profile.shares_models:
-            self.accepts |= model_sharing.MODEL_MESSAGES
+            self.accepts |= messages.MODEL_MESSAGES
         self._peer_state: TealePeerState | None = None  # until the setup is complete
         self._pending: list[Rejected | CancelJob] = []  # events that sending caused
         self._pending_since = 0.0
@@ -213,7 +213,7 @@ class TealePeerSession:
             case ModelMessage() if not self._profile.shares_models:
                 raise Unsupported("models are shared on local networks only")
             case ModelMessage():
-                return (Send(self._form.encode(model_sharing.wire_message(message))),)
+                return (Send(self._form.encode(messages.wire_message(message))),)
             case (
                 HealthReported()
                 | Joined()
@@ -355,19 +355,19 @@ class TealePeerSession:
         return outputs
 
     def _receive_model_message(
-        self, message: model_sharing.ModelSharingMessage, peer: TealePeer
+        self, message: messages.ModelSharingMessage, peer: TealePeer
     ) -> Sequence[FromPeer | Output]:
         """Return a message's meaning.
 
         On a link that shares no models, a query or a request gets the answer that the
         model is not available: the peer would wait for another one.
         """
-        meaning = model_sharing.read_model_message(message)
+        meaning = messages.read_model_message(message)
         if self._profile.shares_models:
             return () if peer.refusal else (meaning,)
         if not isinstance(meaning, ModelQuery | ModelRequest):
             return ()
-        answer = model_sharing.wire_message(ModelAnswer(meaning.model, available=False))
+        answer = messages.wire_message(ModelAnswer(meaning.model, available=False))
         return (Send(self._form.encode(answer)),)
 
     def _reject_invalid(self, error: BadMessage) -> Sequence[FromPeer | Output]:

@@ -16,9 +16,11 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from shoal.domain.errors import Fenced, InUse, StoreBroken, StoreError, WentBack
+from shoal.store.blobs import BlobStore
 from shoal.store.postgres.schema import migrate
 from shoal.store.postgres.session import Session, connect
 from shoal.store.sql.database import Database
+from shoal.store.sql.store import SqlStore
 
 T = TypeVar("T")
 
@@ -273,3 +275,19 @@ class PostgresDatabase(Database[Session]):
             "(--node)",
             self.name,
         )
+
+
+class PostgresStore(SqlStore):
+    """Stores everything in one database, which one coordinator at a time may use."""
+
+    def __init__(
+        self, url: str, blobs: BlobStore | None = None, node: str = ""
+    ) -> None:
+        """Name the database; values too large for a row go to ``blobs``.
+
+        ``node``: as in ``PostgresDatabase``.  Raises StoreError if the URL is none.
+        """
+        database = PostgresDatabase(url, node)
+        super().__init__(database, blobs)
+        self.holder = database.holder
+        self.resume = database.resume

@@ -1,13 +1,20 @@
-"""API keys, join tokens, pairing codes, and usage by key in the store."""
+"""API keys, join tokens, pairing codes, usage by key, and sign-ins in the store."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Generic, TypeVar
 
-from shoal.domain.credentials import JoinToken, Key, KeyUsage, Quota, Scope
+from shoal.domain.credentials import (
+    BrowserSession,
+    JoinToken,
+    Key,
+    KeyUsage,
+    Quota,
+    Scope,
+)
 from shoal.domain.job import Priority
-from shoal.store.port import PairedWorker, PairingCode
+from shoal.store.port import PairedWorker, PairingCode, SignInCode
 from shoal.store.sql.database import Database, Sql, Texts, execute, select
 
 C = TypeVar("C", Key, JoinToken)
@@ -268,3 +275,69 @@ class SqlPairing:
 def forget_expired(sql: Sql, before: float) -> None:
     """Delete the codes that could not be claimed any more by then."""
     sql.execute("DELETE FROM pairing_codes WHERE expires_at < ?", (before,))
+
+
+SIGN_IN_COLUMNS = "digest, key_digest, expires_at"
+
+
+class SqlSignIns:
+    """Keeps the sessions of browsers beside the keys, and codes that begin one once.
+
+    Both are known by their digests: who reads the database cannot make a cookie or a
+    link of them.
+    """
+
+    def __init__(self, database: Database[Any]) -> None:
+        self._database = database
+
+    async def sessions(self) -> list[BrowserSession]:
+        query = f"SELECT {SIGN_IN_COLUMNS} FROM browser_sessions ORDER BY number"
+        return await self._database.read_list(select(BrowserSession, query))
+
+    async def write_sessions(
+        self, changes: Mapping[bytes, BrowserSession | None]
+    ) -> None:
+        ended = [(digest,) for digest, begun in changes.items() if begun is None]
+        added = [
+            (each.digest, each.key_digest, each.expires_at)
+            for each in changes.values()
+            if each is not None
+        ]
+
+        def write(sql: Sql) -> None:
+            sql.executemany("DELETE FROM browser_sessions WHERE digest = ?", ended)
+            sql.executemany(
+                f"""INSERT INTO browser_sessions ({SIGN_IN_COLUMNS}) VALUES (?, ?, ?)
+                    ON CONFLICT DO NOTHING""",
+                added,
+            )
+
+        await self._database.transact(write)
+
+    async def add_code(self, new: SignInCode, count_max: int) -> None:
+        def add(sql: Sql) -> None:
+            sql.execute(
+                f"INSERT INTO sign_in_codes ({SIGN_IN_COLUMNS}) VALUES (?, ?, ?)",
+                (new.digest, new.key_digest, new.expires_at),
+            )
+            sql.execute(
+                """DELETE FROM sign_in_codes WHERE number <= (
+                       SELECT number FROM sign_in_codes
+                       ORDER BY number DESC LIMIT 1 OFFSET ?)""",
+                (count_max,),
+            )
+
+        await self._database.transact(add)
+
+    async def redeem(self, digest: bytes) -> SignInCode | None:
+        query = (
+            f"DELETE FROM sign_in_codes WHERE digest = ? RETURNING {SIGN_IN_COLUMNS}"
+        )
+        found = await self._database.transact(select(SignInCode, query, digest))
+        return found[0] if found else None
+
+
+def forget_sign_ins(sql: Sql, before: float) -> None:
+    """Delete the sessions and codes that had expired by then."""
+    for table in ("browser_sessions", "sign_in_codes"):
+        sql.execute(f"DELETE FROM {table} WHERE expires_at < ?", (before,))

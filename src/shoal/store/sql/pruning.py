@@ -11,8 +11,12 @@ from shoal.domain.credentials import day_of
 from shoal.domain.ids import JobId
 from shoal.store.batches import BATCH_ID_LENGTH
 from shoal.store.sql.database import Database, Sql
-from shoal.store.sql.keys import add_up_usage, forget_ended, forget_expired
-from shoal.store.sql.sign_ins import forget_sign_ins
+from shoal.store.sql.keys import (
+    add_up_usage,
+    forget_ended,
+    forget_expired,
+    forget_sign_ins,
+)
 from shoal.store.sql.work_parts import WorkParts, disown_parts
 
 # Of one transaction, which takes a few milliseconds.

@@ -44,10 +44,9 @@ from shoal.store.sql.database import (
     select_first,
 )
 from shoal.store.sql.facts import LargeValues, read_history, write_facts
-from shoal.store.sql.keys import SqlKeys, SqlPairing
+from shoal.store.sql.keys import SqlKeys, SqlPairing, SqlSignIns
 from shoal.store.sql.ledger import SqlLedger, read_usage, write_entries
 from shoal.store.sql.pruning import delete_job, prune
-from shoal.store.sql.sign_ins import SqlSignIns
 from shoal.store.sql.usage import SqlUsage, UsageBatch, UsageDays
 from shoal.store.sql.webhooks import SqlWebhooks, write_deliveries
 from shoal.store.sql.work_parts import WorkParts, read_work

@@ -13,8 +13,10 @@ from typing import TypeVar
 
 from shoal.config import private_files
 from shoal.domain.errors import StoreBroken, StoreError
+from shoal.store.blobs import BlobStore
 from shoal.store.sql.database import Database, Sql
 from shoal.store.sql.schema import MIGRATIONS, VERSION, first_migration
+from shoal.store.sql.store import SqlStore
 
 T = TypeVar("T")
 
@@ -425,3 +427,11 @@ def _shrink(sql: Sql) -> bool:
         sql.execute("PRAGMA incremental_vacuum(1)")
     ((left,),) = sql.execute("PRAGMA freelist_count")
     return bool(left < free)
+
+
+class SqliteStore(SqlStore):
+    """Stores everything in one file, which one process at a time may use."""
+
+    def __init__(self, path: Path, blobs: BlobStore | None = None) -> None:
+        """Name the file; values too large for a row go to ``blobs``."""
+        super().__init__(SqliteDatabase(path), blobs)

@@ -29,8 +29,8 @@ from shoal.models.file_hashes import FileHashes
 from shoal.models.library import stored_model
 from shoal.models.names import check_model_name
 from shoal.models.peer_connection import WEB, DialledPeer
+from shoal.models.staging import UNANNOUNCED_MAX
 from shoal.models.trained import add_trained_model
-from shoal.models.transfer import UNANNOUNCED_MAX
 from shoal.transports.clock import LoopClock
 
 FOUND: terminal.Columns = {"PEER": "peer", "SIZE": "size", "FROM": "address"}
