@@ -5,7 +5,7 @@ Facts are stored and logged, so they hold no prompts, answers or keys, except in
 """
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import msgspec
 
@@ -316,12 +316,7 @@ class LateResult(msgspec.Struct, frozen=True):
 
 
 JobEnd: TypeAlias = JobCompleted | JobFailed | JobCancelled | JobExpired
-JOB_ENDS: tuple[type[JobEnd], ...] = (
-    JobCompleted,
-    JobFailed,
-    JobCancelled,
-    JobExpired,
-)
+JOB_ENDS: tuple[type[JobEnd], ...] = get_args(JobEnd)
 
 JobFact: TypeAlias = (  # those of every job first: they are known soonest
     JobSubmitted
@@ -429,36 +424,9 @@ Fact: TypeAlias = (
 
 
 FACT_NAMES: Mapping[type[Fact], str] = {
-    JobSubmitted: "JobSubmitted",
-    JobLeased: "JobLeased",
-    JobHedged: "JobHedged",
-    JobUnhedged: "JobUnhedged",
-    JobStarted: "JobStarted",
-    JobRequeued: "JobRequeued",
-    JobCompleted: "JobCompleted",
-    JobFailed: "JobFailed",
-    JobCancelled: "JobCancelled",
-    JobExpired: "JobExpired",
+    **{each: each.__name__ for each in get_args(Fact)},
     LateResult: "CameLate",
-    ReceiptPresented: "ReceiptPresented",
-    WorkerJoined: "WorkerJoined",
-    WorkerDraining: "WorkerDraining",
     WorkerLoadChanged: "WorkerConditioned",
-    MachineCalled: "MachineCalled",
     WorkerLeft: "WorkerLost",
-    WorkerSuspended: "WorkerSuspended",
-    WorkerResumed: "WorkerResumed",
-    WorkerApproved: "WorkerApproved",
-    WorkerDisapproved: "WorkerDisapproved",
-    WorkerDismissed: "WorkerDismissed",
-    WorkerMarked: "WorkerMarked",
-    WorkerTrusted: "WorkerTrusted",
-    WorkerDistrusted: "WorkerDistrusted",
-    AccountCredited: "AccountCredited",
-    AccountLimited: "AccountLimited",
-    AliasSet: "AliasSet",
-    AliasRemoved: "AliasRemoved",
-    DeploymentSet: "DeploymentSet",
-    DeploymentRemoved: "DeploymentRemoved",
 }
 """The name of each fact in the database, the log and the metrics: it never changes."""

@@ -117,101 +117,21 @@ class _FactBatch:
     def add(self, recorded: RecordedFact) -> None:
         """Collect the changes of a fact."""
         fact, at = recorded.fact, recorded.at
+        if isinstance(fact, facts.JobFact):
+            change = self._change(fact, at)
+            change.facts.append(recorded)
+            change.state = STATE_AFTER[type(fact)]
+        elif isinstance(fact, facts.LateResult | facts.ReceiptPresented):
+            # A pruned job has no history to read.
+            if self._knows(fact.job_id):
+                self._row(fact.job_id).facts.append(recorded)
+        elif not isinstance(fact, facts.WorkerLoadChanged):  # which is not stored
+            self._write_order(fact, at)
+            self._facts.append(fact_row(recorded, None))
+
+    def _change(self, fact: facts.JobFact, at: float) -> _RowChange:
+        """Return the changes to a job's row, with those of the fact."""
         match fact:
-            case facts.WorkerTrusted(owner, user, public_key):
-                query = "INSERT INTO trusted VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-                self.sql.execute(query, (owner, user, public_key, at))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.WorkerDistrusted(owner, user, public_key):
-                pair = 'owner = ? AND "user" = ? AND public_key = ?'
-                # A worker presents its code at each start: it must not pair it again.
-                for table in ("trusted", "pairing_codes"):
-                    query = f"DELETE FROM {table} WHERE {pair}"
-                    self.sql.execute(query, (owner, user, public_key))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.WorkerSuspended(name, how, by):
-                query = """INSERT INTO suspensions VALUES (?, ?, ?, ?)
-                           ON CONFLICT (name) DO UPDATE SET how = excluded.how,
-                               by = excluded.by, at = excluded.at"""
-                self.sql.execute(query, (name, how.value, by, at))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.WorkerResumed(name):
-                # Of a worker, or of a machine and all its workers.
-                suspended = self.sql.execute("SELECT name FROM suspensions")
-                resumed = [
-                    (each,)
-                    for (each,) in suspended.fetchall()
-                    if name in (each, peer_of(each))
-                ]
-                query = "DELETE FROM suspensions WHERE name = ?"
-                self.sql.executemany(query, resumed)
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.WorkerApproved(name, by, public_key):
-                # It replaces one that waited for a worker.
-                query = """DELETE FROM approvals
-                           WHERE name = ? AND (public_key IS NULL OR public_key = ?)"""
-                self.sql.execute(query, (name, public_key))
-                query = "INSERT INTO approvals VALUES (?, ?, ?, ?)"
-                self.sql.execute(query, (name, public_key, by, at))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.WorkerDisapproved(name, _, public_key):
-                query = """DELETE FROM approvals
-                           WHERE name = ?1 AND (public_key = ?2
-                               OR (public_key IS NULL AND ?2 IS NULL))"""
-                self.sql.execute(query, (name, public_key))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.AliasSet(name, models, by):
-                query = """INSERT INTO aliases VALUES (?, ?, ?, ?)
-                           ON CONFLICT (name) DO UPDATE SET models = excluded.models,
-                               by = excluded.by, at = excluded.at"""
-                texts = msgspec.json.encode(models).decode()
-                self.sql.execute(query, (name, texts, by, at))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.AliasRemoved(name):
-                self.sql.execute("DELETE FROM aliases WHERE name = ?", (name,))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.DeploymentSet(name):
-                query = """INSERT INTO deployments VALUES (?, ?)
-                           ON CONFLICT (name) DO UPDATE SET body = excluded.body"""
-                self.sql.execute(query, (name, msgspec.json.encode(fact).decode()))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.DeploymentRemoved(name):
-                self.sql.execute("DELETE FROM deployments WHERE name = ?", (name,))
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.AccountLimited():
-                write_limit(self.sql, fact)
-                self._facts.append(fact_row(recorded, None))
-                return
-            case (
-                facts.WorkerJoined()
-                | facts.WorkerDraining()
-                | facts.WorkerLeft()
-                | facts.MachineCalled()
-                | facts.WorkerDismissed()
-                | facts.WorkerMarked()
-                | facts.AccountCredited()
-            ):
-                self._facts.append(fact_row(recorded, None))
-                return
-            case facts.WorkerLoadChanged():
-                return  # not stored
-            case (
-                facts.LateResult(job_id=job_id) | facts.ReceiptPresented(job_id=job_id)
-            ):
-                # A pruned job has no history to read.
-                if self._knows(job_id):
-                    self._row(job_id).facts.append(recorded)
-                return
             case facts.JobSubmitted(job):
                 change = _RowChange(self._columns(job, at))
                 self._rows[job.id] = change
@@ -238,8 +158,78 @@ class _FactBatch:
                 change = self._end(job_id, at)
                 change.error = reason
                 self._used.append((job_id, written, at))
-        change.facts.append(recorded)
-        change.state = STATE_AFTER[type(fact)]
+        return change
+
+    def _write_order(
+        self,
+        fact: facts.WorkerFact | facts.AccountFact | facts.ModelFact,
+        at: float,
+    ) -> None:
+        """Write what outlives the row of a fact that is about no job."""
+        match fact:
+            case facts.WorkerTrusted(owner, user, public_key):
+                query = "INSERT INTO trusted VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+                self.sql.execute(query, (owner, user, public_key, at))
+            case facts.WorkerDistrusted(owner, user, public_key):
+                pair = 'owner = ? AND "user" = ? AND public_key = ?'
+                # A worker presents its code at each start: it must not pair it again.
+                for table in ("trusted", "pairing_codes"):
+                    query = f"DELETE FROM {table} WHERE {pair}"
+                    self.sql.execute(query, (owner, user, public_key))
+            case facts.WorkerSuspended(name, how, by):
+                query = """INSERT INTO suspensions VALUES (?, ?, ?, ?)
+                           ON CONFLICT (name) DO UPDATE SET how = excluded.how,
+                               by = excluded.by, at = excluded.at"""
+                self.sql.execute(query, (name, how.value, by, at))
+            case facts.WorkerResumed(name):
+                # Of a worker, or of a machine and all its workers.
+                suspended = self.sql.execute("SELECT name FROM suspensions")
+                resumed = [
+                    (each,)
+                    for (each,) in suspended.fetchall()
+                    if name in (each, peer_of(each))
+                ]
+                query = "DELETE FROM suspensions WHERE name = ?"
+                self.sql.executemany(query, resumed)
+            case facts.WorkerApproved(name, by, public_key):
+                # It replaces one that waited for a worker.
+                query = """DELETE FROM approvals
+                           WHERE name = ? AND (public_key IS NULL OR public_key = ?)"""
+                self.sql.execute(query, (name, public_key))
+                query = "INSERT INTO approvals VALUES (?, ?, ?, ?)"
+                self.sql.execute(query, (name, public_key, by, at))
+            case facts.WorkerDisapproved(name, _, public_key):
+                query = """DELETE FROM approvals
+                           WHERE name = ?1 AND (public_key = ?2
+                               OR (public_key IS NULL AND ?2 IS NULL))"""
+                self.sql.execute(query, (name, public_key))
+            case facts.AliasSet(name, models, by):
+                query = """INSERT INTO aliases VALUES (?, ?, ?, ?)
+                           ON CONFLICT (name) DO UPDATE SET models = excluded.models,
+                               by = excluded.by, at = excluded.at"""
+                texts = msgspec.json.encode(models).decode()
+                self.sql.execute(query, (name, texts, by, at))
+            case facts.AliasRemoved(name):
+                self.sql.execute("DELETE FROM aliases WHERE name = ?", (name,))
+            case facts.DeploymentSet(name):
+                query = """INSERT INTO deployments VALUES (?, ?)
+                           ON CONFLICT (name) DO UPDATE SET body = excluded.body"""
+                self.sql.execute(query, (name, msgspec.json.encode(fact).decode()))
+            case facts.DeploymentRemoved(name):
+                self.sql.execute("DELETE FROM deployments WHERE name = ?", (name,))
+            case facts.AccountLimited():
+                write_limit(self.sql, fact)
+            case (
+                facts.WorkerJoined()
+                | facts.WorkerDraining()
+                | facts.WorkerLeft()
+                | facts.MachineCalled()
+                | facts.WorkerDismissed()
+                | facts.WorkerMarked()
+                | facts.WorkerLoadChanged()
+                | facts.AccountCredited()
+            ):
+                pass
 
     def write(self) -> None:
         """Write the collected changes.  Raises StoreError if a job is unknown."""
