@@ -15,12 +15,7 @@ from shoal.app.fleet_files import FILE as FLEET_FILE
 from shoal.app.https import FOLDER as TLS_FOLDER
 from shoal.config import ServeConfig
 from shoal.config.private_files import make_private_folder, replace_private
-from shoal.config.secret_files import (
-    KEY_FILE,
-    SEED_FILE,
-    SIGNING_LOG_FILE,
-    TOKEN_FILE,
-)
+from shoal.config.secret_files import KEY_FILE, SEED_FILE, SIGNING_LOG_FILE, TOKEN_FILE
 from shoal.domain.credentials import digest_of
 from shoal.domain.errors import ConfigError
 from shoal.store.postgres.secrets import (

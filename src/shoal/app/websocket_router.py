@@ -12,11 +12,7 @@ from shoal.domain.errors import PeerError, Refused
 from shoal.models.bulk_connection import BulkSenders
 from shoal.peers.relay import RelayRunner, ServeSession, run_relay_member
 from shoal.protocols.seam.admission import AdmissionGrant
-from shoal.protocols.seam.endpoints import (
-    BulkRoute,
-    UpgradeRequest,
-    WebSocketRoute,
-)
+from shoal.protocols.seam.endpoints import BulkRoute, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.seam.session import CloseCode

@@ -15,13 +15,7 @@ from shoal.gateway.http.operation import Operation, below, opened
 from shoal.gateway.jobs import all_jobs, events, pairing, submit_job
 from shoal.gateway.jobs import endpoints as jobs
 from shoal.gateway.metrics import monitoring
-from shoal.gateway.models import (
-    aliases,
-    deployments,
-    listing,
-    placement,
-    shard_relay,
-)
+from shoal.gateway.models import aliases, deployments, listing, placement, shard_relay
 from shoal.gateway.operators import event_log, live_feed, status, workers
 from shoal.gateway.runs import endpoints as runs
 from shoal.gateway.runs import progress

@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.errors import ShoalError, TimedOut, Unavailable
-from shoal.domain.model_messages import (
-    ManifestAnswer,
-    ModelMessage,
-    refusal,
-)
+from shoal.domain.model_messages import ManifestAnswer, ModelMessage, refusal
 from shoal.domain.vocabulary import Rejected, RunJob
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer

@@ -23,12 +23,7 @@ from shoal.domain.model_messages import (
     refusal,
 )
 from shoal.domain.vocabulary import Rejected, RunJob
-from shoal.models.chunk_senders import (
-    ByteRate,
-    ChunkedModel,
-    ChunkSenders,
-    Receiver,
-)
+from shoal.models.chunk_senders import ByteRate, ChunkedModel, ChunkSenders, Receiver
 from shoal.models.peer_connection import NOT_SERVING
 from shoal.peers.relay import ServeSession
 from shoal.protocols.seam.peer_session import (

@@ -19,13 +19,7 @@ from shoal.domain.work import (
     Feature,
     HubModel,
 )
-from shoal.domain.worker import (
-    DeviceKind,
-    LoadableModel,
-    Offer,
-    Suspension,
-    WorkerLoad,
-)
+from shoal.domain.worker import DeviceKind, LoadableModel, Offer, Suspension, WorkerLoad
 from shoal.pool.context_limits import ContextKey, KnownContexts, RequestLength
 from shoal.pool.worker import CostLevel, EngineWorkers, Worker
 

@@ -11,9 +11,7 @@ from shoal.domain.errors import StoreBroken
 try:
     from isal.isal_zlib import compressobj as compressobj  # a third of the time
 except ImportError:  # not available for this processor
-    from zlib import (  # type: ignore[assignment]  # called in the same way
-        compressobj as compressobj,
-    )
+    from zlib import compressobj as compressobj  # type: ignore[assignment]  # called in the same way
 
 PACKED = b"\x01"
 PACKED_FROM = 200  # bytes; of shorter texts, too little would be saved

@@ -14,13 +14,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from shoal.domain.errors import (
-    ConfigError,
-    JobError,
-    NotFound,
-    ShoalError,
-    Unavailable,
-)
+from shoal.domain.errors import ConfigError, JobError, NotFound, ShoalError, Unavailable
 from shoal.domain.work import ModelAction, ModelOrder, Work
 from shoal.domain.worker import LoadableModel, ModelLibrary, Offer
 from shoal.engines.engine import Activity, Finished, Progress

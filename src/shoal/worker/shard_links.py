@@ -17,13 +17,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import (
-    Coroutine,
-    Iterator,
-    MutableMapping,
-    Sequence,
-    Set,
-)
+from collections.abc import Coroutine, Iterator, MutableMapping, Sequence, Set
 from functools import partial
 from typing import Any
 

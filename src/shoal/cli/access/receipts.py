@@ -181,9 +181,7 @@ def _verified_steps(
 
 def _readings(file: Path) -> list[bytes]:
     """Return what a request may mean, in the form that receipts are about."""
-    from shoal.gateway.receipts import (
-        works_of,  # late: with the server
-    )
+    from shoal.gateway.receipts import works_of  # late: with the server
     from shoal.ledger.requests import request_of
 
     body = _read(file)

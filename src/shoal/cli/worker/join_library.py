@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from shoal.cli.worker.join_lending import (
-    SharedMemory,
-    open_shared_memory,
-    peers_of,
-)
+from shoal.cli.worker.join_lending import SharedMemory, open_shared_memory, peers_of
 from shoal.cli.worker.join_target import JoinTarget
 from shoal.config import JoinConfig
 from shoal.config.installation import install_extra

@@ -39,12 +39,7 @@ from shoal.transports.dialer import Scheme
 from shoal.transports.http_client import CertificateNotTrusted
 from shoal.transports.link import Link, LinkClosed, OpenLink
 from shoal.worker import model_offers
-from shoal.worker.agent import (
-    Agent,
-    MachineProbe,
-    OnModelMessage,
-    WorkerEvent,
-)
+from shoal.worker.agent import Agent, MachineProbe, OnModelMessage, WorkerEvent
 from shoal.worker.calls import FunctionBackend
 from shoal.worker.jobs import EngineSlots, FindModel, only_model
 from shoal.worker.listening_worker import ListeningWorker, OpenPorts

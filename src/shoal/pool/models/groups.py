@@ -18,12 +18,7 @@ from shoal.domain.work import ModelAction, ModelOrder, Shard
 from shoal.domain.worker import LentShard, LoadableModel, MemoryLoan
 from shoal.pool.models.machine import Claim, Effort, Machine, Room, shown_size, some_of
 from shoal.pool.models.placement import DEFAULT_RULES, Order, Placement, with_orders
-from shoal.pool.models.split import (
-    ROUND_TRIP_MAX,
-    Holder,
-    ModelSplit,
-    split_model,
-)
+from shoal.pool.models.split import ROUND_TRIP_MAX, Holder, ModelSplit, split_model
 
 MILLISECONDS = 1000  # a second
 

@@ -19,11 +19,7 @@ from shoal.domain.vocabulary import TextRoute, TextSent
 from shoal.protocols.seam import session
 from shoal.protocols.seam.token_proof import PresentedProof, ProofRole, prove_token
 from shoal.protocols.shoal.codec import MessageDecoder, Ping, encode
-from shoal.protocols.shoal.streams import (
-    FRAME_MAX,
-    IncomingStreams,
-    OutgoingStreams,
-)
+from shoal.protocols.shoal.streams import FRAME_MAX, IncomingStreams, OutgoingStreams
 
 TEXT_PATH = "/shoal/text"
 TEXT_VERSION = 1

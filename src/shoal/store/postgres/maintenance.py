@@ -14,12 +14,7 @@ from shoal.domain.errors import StoreBroken, StoreError
 from shoal.store.blobs import BLOBS_FOLDER, BlobFiles
 from shoal.store.contents import copy_contents, write_contents
 from shoal.store.file_folder import FILES_FOLDER, FileFolder
-from shoal.store.postgres.contents import (
-    BLOBS,
-    FILES,
-    ContentRows,
-    ContentSessions,
-)
+from shoal.store.postgres.contents import BLOBS, FILES, ContentRows, ContentSessions
 from shoal.store.postgres.database import SNAPSHOT, PostgresDatabase
 from shoal.store.postgres.schema import version_of
 from shoal.store.postgres.session import Session, connect

@@ -22,13 +22,7 @@ from shoal.engines import gguf_files, local_servers
 from shoal.engines.resources import free_memory
 from shoal.models.hub_copies import HubSource, fetch_with_pool
 from shoal.models.model_hub import HubName, ModelHub, parse_hub_name
-from shoal.models.names import (
-    GgufModel,
-    HubFile,
-    base_name,
-    choose_model,
-    gguf_models,
-)
+from shoal.models.names import GgufModel, HubFile, base_name, choose_model, gguf_models
 from shoal.models.peer_connection import DialledPeer
 from shoal.worker.identity import IDENTITIES, known_coordinators, load_identity
 
