@@ -5,7 +5,6 @@ Ray Serve are offered as well.
 """
 
 import asyncio
-import os
 import secrets
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,6 +35,7 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.domain.work import Feature, JobKind, Work
 from shoal.domain.worker import Offer, ServedModel
 from shoal.engines import local_servers
+from shoal.engines.resources import processors
 from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.tasks.function_caller import FunctionCaller
@@ -77,7 +77,7 @@ async def start_functions(
 
     Raises ConfigError if a module cannot be imported, or no module has a task.
     """
-    cores = _cores()
+    cores, _ = processors()
     slots = config.slots or cores
     if slots > PROCESSES_MAX:
         raise ConfigError(f"--slots {slots}: at most {PROCESSES_MAX} processes")
@@ -118,13 +118,6 @@ def check_tasks(config: JoinConfig, names: Collection[str]) -> None:
             f"--tasks {' '.join(config.tasks)}: no task found; decorate functions with "
             "@shoal.task"
         )
-
-
-def _cores() -> int:
-    """Return the number of cores available to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def functions_beside_models(
