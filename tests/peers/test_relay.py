@@ -44,7 +44,7 @@ class NumberedRelay:
         self.left: list[int] = []
         self.paused: float = 0.0
         self.deadline: float | None = None
-        self.is_open = True
+        self.is_open = False
         self.ticks: list[float] = []
 
     def link_opened(self, link: int, hello: UpgradeRequest, now: float) -> Outputs:
@@ -459,6 +459,30 @@ async def test_only_the_coordinator_is_served_beyond_the_loops_share(
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await host.receive()
+    await exchange.close()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_newcomers_to_an_open_relay_have_the_share_of_its_guests(
+    is_open: bool,
+) -> None:
+    clock, exchange = ManualClock(), RelayRun()
+    exchange.switch.is_open = is_open
+    share = LoopShare(clock, 0.1, 1.0, clock.cpu)
+    strangers = Strangers(share=share)
+    exchange.switching = RelayRunner(
+        "test", exchange.switch, clock, strangers, clock.cpu
+    )
+    first, second = await exchange.connect(), await exchange.connect()
+    share.charge("192.0.2.9", 2.0)  # spent by strangers elsewhere
+
+    first.write(["2:hello"])
+    hearing = asyncio.create_task(second.receive())
+    await settle()
+
+    assert hearing.done() is is_open
+    await clock.advance(11.0)
+    assert await hearing == ["hello"]
     await exchange.close()
 
 

@@ -113,6 +113,20 @@ def test_who_moves_counts_elsewhere() -> None:
     assert (len(others.strangers), others.strangers.held) == (1, 150)
 
 
+def test_who_moves_takes_its_costs_along() -> None:
+    clock = ManualClock()
+    shares = [LoopShare(clock, 0.1, 1.0, clock.cpu) for _ in range(2)]
+    here, there = (Strangers(share=each) for each in shares)
+    stranger = here.add("192.0.2.1", lambda reason: None)
+
+    stranger.charge(2.0)
+    assert [each.is_spent for each in shares] == [True, False]
+    stranger.move(there)
+    assert [each.is_spent for each in shares] == [False, True]
+    stranger.admit()
+    assert [each.is_spent for each in shares] == [False, False]
+
+
 def test_an_address_has_a_limit_and_loopback_has_none() -> None:
     strangers = Strangers()
     networks = ("192.0.2.1", "2001:db8::1", "127.0.0.1")

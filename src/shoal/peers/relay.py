@@ -94,14 +94,16 @@ class RelayRunner:
         self._links: dict[int, _RelayedLink] = {}
         self._ended: list[int] = []  # links whose end the machine does not know yet
         self._numbers = count(1)
-        guests = Strangers(HELD_BY_GUESTS_MAX, None)
+        share = LoopShare(clock, GUESTS_SHARE, GUESTS_BURST, cpu)
+        guests = Strangers(HELD_BY_GUESTS_MAX, None, share)
         self._budgets: Mapping[RelayStanding, tuple[Strangers, int | None]] = {
             RelayStanding.STRANGER: (strangers, MESSAGE_MAX),
             RelayStanding.GUEST: (guests, None),
         }
         self._shares: Mapping[RelayStanding, LoopShare | None] = {
-            RelayStanding.STRANGER: strangers.share,
-            RelayStanding.GUEST: LoopShare(clock, GUESTS_SHARE, GUESTS_BURST, cpu),
+            # Anyone who comes to an open relay may become a guest.
+            RelayStanding.STRANGER: share if machine.is_open else strangers.share,
+            RelayStanding.GUEST: share,
         }
         self._timer = DeadlineTimer(clock, lambda: machine.deadline, self._tick)
 

@@ -206,10 +206,13 @@ class Stranger:
             self._strangers.held -= size
 
     def move(self, strangers: "Strangers") -> None:
-        """Count the connection among others from now on."""
+        """Count the connection, and what it has cost, among others from now on."""
+        spent = self.spent
+        self.charge(-spent)
         self.leave()
         self._strangers, self.share = strangers, strangers.share_of(self.network)
         strangers.register(self)
+        self.charge(spent)
 
     def leave(self) -> None:
         """Count the connection no more: it was admitted, or has ended."""
