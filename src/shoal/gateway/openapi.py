@@ -148,7 +148,7 @@ def _schema(operation: Operation) -> dict[str, Any]:
 
 
 def _ref(type_: type[Any]) -> dict[str, Any]:
-    return {"$ref": REF.format(name=type_.__name__)}
+    return {"$ref": msgspec.json.schema(type_, ref_template=REF)["$ref"]}
 
 
 def _operation_id(operation: Operation) -> str:

@@ -19,6 +19,7 @@ from shoal.gateway.http import decoding
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.ids import new_id
 from shoal.gateway.http.operation import Operations
+from shoal.gateway.http.responses import ItemList, item_list
 from shoal.store.batches import BatchStatus, StoredBatch
 
 api = Operations()
@@ -83,16 +84,6 @@ class BatchObject(msgspec.Struct, frozen=True):
     object: Literal["batch"] = "batch"
 
 
-class BatchList(msgspec.Struct, frozen=True):
-    """Batches, newest first; the next page is after the last one."""
-
-    data: list[BatchObject]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
-
-
 class BatchListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A page of batches."""
 
@@ -138,16 +129,11 @@ async def create_batch(
 @api.get("/v1/batches", "List batches, newest first", Scope.READ, lists=True)
 async def list_batches(
     gateway: BatchesGateway, caller: ApiCaller, query: BatchListQuery
-) -> BatchList:
+) -> ItemList[BatchObject]:
     after = await find_place(gateway.store.batches, query.after, caller)
     found = await gateway.store.batches.listed(caller.name, after, query.limit + 1)
     page = [shown_batch(each) for each in found[: query.limit]]
-    return BatchList(
-        page,
-        len(found) > len(page),
-        page[0].id if page else None,
-        page[-1].id if page else None,
-    )
+    return item_list(page, [each.id for each in page], len(found) > len(page))
 
 
 @api.get("/v1/batches/{batch_id}", "Show a batch", Scope.READ)

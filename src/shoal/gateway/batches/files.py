@@ -18,7 +18,14 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import required, unsupported
 from shoal.gateway.http.operation import Operations
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import BYTES_TYPE, ClientGone, well_formed, write
+from shoal.gateway.http.responses import (
+    BYTES_TYPE,
+    ClientGone,
+    ItemList,
+    item_list,
+    well_formed,
+    write,
+)
 from shoal.store import batches
 
 api = Operations()
@@ -40,16 +47,6 @@ class FileObject(msgspec.Struct, frozen=True):
     purpose: str
     object: Literal["file"] = "file"
     status: Literal["processed"] = "processed"
-
-
-class FileList(msgspec.Struct, frozen=True):
-    """Files; the next page is after the last one."""
-
-    data: list[FileObject]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: Literal["list"] = "list"
 
 
 class FileDeleted(msgspec.Struct, frozen=True):
@@ -90,12 +87,12 @@ async def create_file(
 @api.get("/v1/files", "List files", Scope.READ, lists=True)
 async def list_files(
     gateway: BatchesGateway, caller: ApiCaller, query: FileListQuery
-) -> FileList:
+) -> ItemList[FileObject]:
     purposes = {each.value: each for each in batches.FilePurpose}
     purpose = None
     if query.purpose is not UNSET:
         if query.purpose not in purposes:
-            return FileList([], False, None, None)
+            return ItemList([])
         purpose = purposes[query.purpose]
     after = await find_place(gateway.store.files, query.after, caller)
     wanted = batches.FileFilter(caller.name, purpose, after, query.order == "desc")
@@ -107,10 +104,7 @@ async def list_files(
         for each in page
         if each.expires_at is None or each.expires_at > now
     ]
-    ids = [each.id for each in page]
-    return FileList(
-        shown, len(found) > len(page), ids[0] if ids else None, ids[-1] if ids else None
-    )
+    return item_list(shown, [each.id for each in page], len(found) > len(page))
 
 
 @api.get("/v1/files/{file_id}", "Show a file", Scope.READ)

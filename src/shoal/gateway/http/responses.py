@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -28,8 +28,28 @@ KEY_SHOWN = 8  # digits of a public key that are shown in place of all
 _KEY = re.compile("[0-9a-f]{64}", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
+T = TypeVar("T")
+
 _encoder = msgspec.json.Encoder()
 _encode = _encoder.encode
+
+
+class ItemList(msgspec.Struct, Generic[T], frozen=True):
+    """A page of a list in OpenAI's form; the next page is after its ``last_id``."""
+
+    data: Sequence[T]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+    object: Literal["list"] = "list"
+
+
+def item_list(
+    items: Sequence[T], ids: Sequence[str], has_more: bool = False
+) -> ItemList[T]:
+    """Return a page; ``ids`` are those of its items, or of others in their place."""
+    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    return ItemList(items, first, last, has_more)
 
 
 def well_formed(text: str) -> str:

@@ -21,6 +21,7 @@ from shoal.domain.worker import LoadableModel
 from shoal.gateway.context import ModelsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import ANYTHING, Operations
+from shoal.gateway.http.responses import ItemList, item_list
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.models.aliases import real_model, served_aliases, unknown_alias
 from shoal.pool.state import PoolState
@@ -250,22 +251,15 @@ class ModelObject(msgspec.Struct, frozen=True):
     owned_by: str = "shoal"
 
 
-class ModelList(msgspec.Struct, frozen=True):
-    data: list[ModelObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool = False
-    object: Literal["list"] = "list"
-
-
 @api.get("/v1/models", "List the models", Scope.READ, by_calls=True)
-async def list_models(gateway: ModelsGateway, caller: ApiCaller) -> ModelList:
+async def list_models(
+    gateway: ModelsGateway, caller: ApiCaller
+) -> ItemList[ModelObject]:
     listed = listed_models(
         gateway.hub.pool, seen_by(caller), loadable=gateway.lists_loadable
     )
     models = [_model_object(gateway, each) for each in listed]
-    first, last = (models[0].id, models[-1].id) if models else (None, None)
-    return ModelList(models, first, last)
+    return item_list(models, [each.id for each in models])
 
 
 @api.get(

@@ -7,7 +7,7 @@ import msgspec
 import shoal
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId, peer_of
-from shoal.domain.worker import MachineHealth
+from shoal.domain.worker import Hardware, MachineHealth
 from shoal.gateway.context import OperatorsGateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.operation import Operations
@@ -144,26 +144,12 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     engine: str  # workers of its peer with the same one share its slots; empty: none
 
 
-class HardwareStatus(msgspec.Struct, frozen=True):
-    """A machine's hardware, as it reports it; sizes in GB, per second for bandwidth."""
-
-    chip: str
-    chip_family: str
-    memory_gb: float
-    gpu_memory_gb: float | None
-    gpu_cores: int
-    bandwidth_gb: float
-    tier: int  # 1: a large server, to 4: a small device; 0: not stated
-    gpu_backend: str
-    platform: str
-
-
 class PeerDetails(msgspec.Struct, frozen=True):
     """What a peer says about itself, unverified; empty or null: it does not say."""
 
     id: str  # its wire and name
     name: str  # what it calls itself
-    hardware: HardwareStatus | None
+    hardware: Hardware | None
     owner: str  # the user that it belongs to
     organization: str
     protocol_version: int | None
@@ -338,13 +324,10 @@ def refused_peer_statuses(directory: PeerDirectory) -> list[RefusedPeerStatus]:
 def _details(peer: str, directory: PeerDirectory) -> dict[str, Any]:
     """Return the fields of ``PeerDetails``."""
     profile = directory.profile_of(peer)
-    hardware = profile.hardware
     return {
         "id": peer,
         "name": profile.name,
-        "hardware": None
-        if hardware is None
-        else msgspec.convert(hardware, HardwareStatus, from_attributes=True),
+        "hardware": profile.hardware,
         "owner": profile.owner,
         "organization": profile.organization,
         "protocol_version": profile.protocol_version,

@@ -3,7 +3,7 @@
 Source: OpenAI's API reference, "Responses".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -66,14 +66,6 @@ class InputItemQuery(msgspec.Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = 20
     order: Literal["asc", "desc"] = "desc"
     after: str | UnsetType = UNSET
-
-
-class InputItemList(msgspec.Struct, frozen=True):
-    data: Sequence[Mapping[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):
@@ -186,7 +178,7 @@ async def cancel_response(
     "List the input of a response",
     Scope.READ,
     lists=True,
-    answer=InputItemList,
+    answer=responses.ItemList[Mapping[str, Any]],
 )
 async def list_input_items(
     gateway: JobsGateway, request: web.Request, caller: ApiCaller, query: InputItemQuery
@@ -201,12 +193,8 @@ async def list_input_items(
             raise InvalidRequest(f"after: there is no item {query.after!r}", "after")
         items = items[ids.index(query.after) + 1 :]
     page = items[: query.limit]
-    listed = InputItemList(
-        page,
-        page[0]["id"] if page else None,
-        page[-1]["id"] if page else None,
-        len(items) > len(page),
-    )
+    ids = [item["id"] for item in page]
+    listed = responses.item_list(page, ids, len(items) > len(page))
     return responses.json_bytes_response(responses.encode_json(listed))
 
 
