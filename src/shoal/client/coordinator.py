@@ -27,7 +27,7 @@ from http.client import (
 )
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
-from urllib.parse import SplitResult, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shoal import __version__
@@ -216,6 +216,11 @@ def interruption(
     if status in PROXY_STATUSES and COORDINATOR not in names:
         return ConnectionLost(str(error))
     return None
+
+
+def item_path(path: str, name: str) -> str:
+    """Return the path of what is called ``name`` in the list at a ``path``."""
+    return f"{path}/{quote(name, safe='')}"
 
 
 @dataclass

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from shoal.domain.ids import JobId, LeaseNumber
 
-TRACE_ID_DIGITS = 32
 SPAN_ID_DIGITS = 16
 TEXT_MAX = 256  # characters of a header; later versions may be longer than 55
 

@@ -1,13 +1,12 @@
 """``shoal accounts``: show accounts and their transfers, and credit them."""
 
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from shoal.cli import terminal
 from shoal.cli.options import pass_api_with_json
-from shoal.client.coordinator import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi, item_path
 from shoal.domain.money import dollars, parse_dollars
 
 PATH = "/admin/accounts"
@@ -51,7 +50,7 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
 @pass_api_with_json
 def show_account(api: CoordinatorApi, name: str, as_json: bool) -> None:
     """Show an account and its latest transfers."""
-    account = api.request(_path(name))
+    account = api.request(item_path(PATH, name))
     lines = terminal.table(COLUMNS, [account])
     if account["transfers"]:
         lines += ["", *terminal.table(TRANSFERS, account["transfers"])]
@@ -68,7 +67,7 @@ def credit(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
     AMOUNT is an amount in dollars, such as 5 or 0.50.
     """
     body = {"amount": parse_dollars(amount)}
-    account = api.request(f"{_path(name)}/credit", body)
+    account = api.request(f"{item_path(PATH, name)}/credit", body)
     text = f"balance of {_owner(account)}: {dollars(account['balance'])}"
     terminal.show(account, as_json, text)
 
@@ -83,13 +82,9 @@ def budget(api: CoordinatorApi, name: str, amount: str, as_json: bool) -> None:
     AMOUNT is a limit in dollars, such as 5; 0: prepaid only; none: unlimited.
     """
     body = {"budget": None if amount == "none" else parse_dollars(amount)}
-    account = api.request(f"{_path(name)}/budget", body, method="PUT")
+    account = api.request(f"{item_path(PATH, name)}/budget", body, method="PUT")
     text = f"overdraft limit of {_owner(account)}: {_overdraft(account)}"
     terminal.show(account, as_json, text)
-
-
-def _path(name: str) -> str:
-    return f"{PATH}/{quote(name, safe='')}"
 
 
 def _owner(account: dict[str, Any]) -> str:

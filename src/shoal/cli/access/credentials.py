@@ -3,13 +3,12 @@
 import shlex
 import sys
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
 import click
 
 from shoal.cli.options import DURATION, pass_api_with_json, yes_option
 from shoal.cli.terminal import Columns, format_day, printable, show, show_table
-from shoal.client.coordinator import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi, item_path
 from shoal.domain.errors import ClientError, InvalidRequest
 
 Credential: TypeAlias = dict[str, Any]
@@ -210,7 +209,7 @@ def _revocation(path: str, help_: str, consequence: str) -> click.Command:
     def command(api: CoordinatorApi, name: str, yes: bool, as_json: bool) -> None:
         if not yes:
             _confirm(name, consequence)
-        revoked = api.request(f"{path}/{quote(name, safe='')}", method="DELETE")
+        revoked = api.request(item_path(path, name), method="DELETE")
         show(revoked, as_json, f"revoked {revoked['name']} ({revoked['id']})")
 
     return command
@@ -333,6 +332,6 @@ def revoke_pair(
     """Unpair a worker; it gets no more private jobs of the user."""
     if not yes:
         _confirm(public_key, "It gets no more private jobs of this user.")
-    path = f"{PAIR_PATH}/{quote(public_key, safe='')}"
+    path = item_path(PAIR_PATH, public_key)
     revoked = api.request(path, method="DELETE", query={"user_id": user})
     show(revoked, as_json, f"revoked {revoked['provider_pubkey']}")

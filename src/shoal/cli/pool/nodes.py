@@ -4,14 +4,13 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import quote
 
 import click
 
 from shoal.cli import terminal
 from shoal.cli.options import DURATION, pass_api_with_json
 from shoal.cli.pool.machines import machines
-from shoal.client.coordinator import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi, item_path
 from shoal.domain.errors import InvalidRequest, NotFound, Unavailable
 from shoal.pool.roster import suggest_names
 
@@ -168,7 +167,7 @@ def _give_orders(
     names = [name] if ":" in name else _names_of(api, action, name)
     query = {"within": within}
     return [
-        api.request(f"{_path(each)}/{action}", method="POST", query=query)
+        api.request(f"{item_path(PATH, each)}/{action}", method="POST", query=query)
         for each in names
     ]
 
@@ -202,7 +201,7 @@ def _drained(api: CoordinatorApi, order: Order) -> Order:
     """
     while order["running"]:
         time.sleep(POLL_INTERVAL)
-        order = api.request(_path(order["name"]))
+        order = api.request(item_path(PATH, order["name"]))
         if order["state"] not in ENDING_STATES:
             raise Unavailable(
                 f"{order['name']} is {order['state']} now: the drain was ended before "
@@ -214,7 +213,3 @@ def _drained(api: CoordinatorApi, order: Order) -> Order:
 def _print(action: str, orders: Iterable[Order], *, as_json: bool) -> None:
     for each in orders:
         terminal.show(each, as_json, terminal.printable(describe(action, each)))
-
-
-def _path(name: str) -> str:
-    return f"{PATH}/{quote(name, safe='')}"

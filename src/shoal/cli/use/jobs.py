@@ -7,13 +7,12 @@ import sys
 import uuid
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from shoal.cli.options import limit_option, pass_api_with_json
 from shoal.cli.terminal import Columns, format_day, printable, show, show_page
-from shoal.client.coordinator import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi, item_path
 from shoal.client.reconnection import IDEMPOTENCY_KEY
 from shoal.domain.errors import ConfigError, InvalidRequest, JobError, ShoalError
 from shoal.domain.job import Privacy
@@ -169,7 +168,7 @@ def show_job(api: CoordinatorApi, id_: str, as_json: bool) -> None:
 
     ID is the id of the job, from a response or `shoal jobs ls`.
     """
-    job = api.request(_path(id_))
+    job = api.request(item_path(PATH, id_))
     if as_json:
         click.echo(json.dumps(job))
         return
@@ -196,7 +195,7 @@ def explain(api: CoordinatorApi, id_: str, as_json: bool) -> None:
 
     ID is the id of the job, or of a run of `shoal train`.
     """
-    explanation = api.request(f"{_path(id_)}/explain")
+    explanation = api.request(f"{item_path(PATH, id_)}/explain")
     show(explanation, as_json, *map(printable, explanation["lines"]))
 
 
@@ -208,7 +207,7 @@ def cancel(api: CoordinatorApi, id_: str, as_json: bool) -> None:
 
     ID is the id of the job, or of a run of `shoal train`.
     """
-    cancelled = api.request(_path(id_), method="DELETE")
+    cancelled = api.request(item_path(PATH, id_), method="DELETE")
     show(cancelled, as_json, f"cancelled {cancelled['id']}")
 
 
@@ -292,14 +291,14 @@ def _commit(api: CoordinatorApi, policy: str, body: dict[str, Any]) -> Any:
 
 def _await_result(api: CoordinatorApi, id_: str, *, as_json: bool) -> int:
     """Wait for the end of a job, and print its result; return the exit status."""
-    path = f"/v1/jobs/{quote(id_, safe='')}?wait={WAIT_STEP:g}"
+    path = f"{item_path('/v1/jobs', id_)}?wait={WAIT_STEP:g}"
     try:
         while (job := api.request(path))["status"] in OPEN_STATUSES:
             pass
     except KeyboardInterrupt:
         with suppress(ShoalError):  # it has just ended
             cancel = api.at_once.request
-            cancel(f"/v1/jobs/{quote(id_, safe='')}", method="DELETE")
+            cancel(item_path("/v1/jobs", id_), method="DELETE")
         raise
     failed = job["status"] != "completed"
     if as_json:
@@ -325,7 +324,3 @@ def _format_outcome(kind: str, outcome: dict[str, Any]) -> str:
         return json.dumps(outcome["value"], ensure_ascii=False)
     text: str = outcome["text"]
     return json.dumps(outcome) if outcome["choices"] else text
-
-
-def _path(id_: str) -> str:
-    return f"{PATH}/{quote(id_, safe='')}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import click
 from rich.filesize import decimal
@@ -18,9 +18,9 @@ from shoal.cli.terminal import console, printable
 from shoal.cli.use.chat import Conversation, chat
 from shoal.cli.use.chat.answer import chat_models
 from shoal.cli.use.models.deployments import PATH as DEPLOYMENTS
-from shoal.cli.use.models.deployments import deployment_path, machine_name
+from shoal.cli.use.models.deployments import machine_name
 from shoal.cli.use.models.pull import resolve_model, served_models
-from shoal.client.coordinator import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi, item_path
 from shoal.client.errors import ConnectionLost
 from shoal.config.secret_files import KEY_FILE
 from shoal.domain.addresses import is_own_host
@@ -208,9 +208,7 @@ PATIENCE = 3600.0  # seconds for a model to be loaded: it may be copied over a s
 def split_plan(api: CoordinatorApi, model: str, on: str) -> Mapping[str, Any]:
     """Return how a model would be split over the machines of a pool."""
     query = f"?{urlencode({'on': on})}" if on else ""
-    plan: Mapping[str, Any] = api.request(
-        f"/admin/splits/{quote(model, safe='')}{query}"
-    )
+    plan: Mapping[str, Any] = api.request(item_path("/admin/splits", model) + query)
     return plan
 
 
@@ -250,7 +248,7 @@ def kept_loaded(api: CoordinatorApi, model: str, on: str) -> Iterator[None]:
             )
         yield
         return
-    path = deployment_path(model)
+    path = item_path(DEPLOYMENTS, model)
     names = [each.strip() for each in on.split(",") if each.strip()]
     api.request(path, {"replicas": 1, "on": names}, method="PUT")
     try:

@@ -1,12 +1,10 @@
 """``shoal models alias``: names that stand for models."""
 
-from urllib.parse import quote
-
 import click
 
 from shoal.cli.options import pass_api_with_json
 from shoal.cli.terminal import Columns, printable, show, show_table
-from shoal.client.coordinator import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi, item_path
 
 PATH = "/admin/aliases"
 COLUMNS: Columns = {
@@ -36,7 +34,7 @@ def set_(api: CoordinatorApi, name: str, models: str, as_json: bool) -> None:
     that name are served themselves.
     """
     wanted = [each.strip() for each in models.split(",") if each.strip()]
-    alias = api.request(_path(name), {"models": wanted}, method="PUT")
+    alias = api.request(item_path(PATH, name), {"models": wanted}, method="PUT")
     serves = alias["serves"]
     now = f"now {serves}" if serves else "no worker serves any of them now"
     line = f"{name} stands for {', '.join(alias['models'])}: {now}"
@@ -56,9 +54,5 @@ def list_(api: CoordinatorApi, as_json: bool) -> None:
 @pass_api_with_json
 def remove(api: CoordinatorApi, name: str, as_json: bool) -> None:
     """Remove an alias; its models stay."""
-    removed = api.request(_path(name), method="DELETE")
+    removed = api.request(item_path(PATH, name), method="DELETE")
     show(removed, as_json, printable(f"{name} stands for no model any more"))
-
-
-def _path(name: str) -> str:
-    return f"{PATH}/{quote(name, safe='')}"

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from shoal.cli.options import DURATION, pass_api_with_json
 from shoal.cli.terminal import Columns, printable, show, show_table
-from shoal.client.coordinator import CoordinatorApi
+from shoal.client.coordinator import CoordinatorApi, item_path
 from shoal.domain.errors import ConfigError
 
 PATH = "/admin/deployments"
@@ -112,7 +111,7 @@ def deploy(
         "schedule": schedule,
         "hub": hub or None,
     }
-    deployed = api.request(deployment_path(name), wanted, method="PUT")
+    deployed = api.request(item_path(PATH, name), wanted, method="PUT")
     show(deployed, as_json, *map(printable, _lines(deployed)))
 
 
@@ -121,7 +120,7 @@ def deploy(
 @pass_api_with_json
 def undeploy(api: CoordinatorApi, name: str, as_json: bool) -> None:
     """Keep a model loaded no longer; it is unloaded when it is idle."""
-    removed = api.request(deployment_path(name), method="DELETE")
+    removed = api.request(item_path(PATH, name), method="DELETE")
     line = f"{name} is unloaded once it is idle, or its memory is needed"
     show(removed, as_json, printable(line))
 
@@ -181,8 +180,3 @@ def _whole(text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"--replicas {text!r}: expected a number, or {AUTO}")
     return int(text)
-
-
-def deployment_path(name: str) -> str:
-    """Return the path of a deployment in the API."""
-    return f"{PATH}/{quote(name, safe='')}"
