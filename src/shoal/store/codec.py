@@ -1,6 +1,6 @@
 """Encodes jobs, outcomes and facts as JSON for the store, and calls as MessagePack.
 
-Long texts are packed.  What earlier versions stored is text, and is decoded as well.
+Long texts are packed.
 
 An update of a row rewrites all of it, and a job is updated several times.  So a row
 holds a head instead of a large work, which is split into parts: a byte that names the
@@ -166,17 +166,12 @@ def large_values_of(data: bytes) -> tuple[bytes, ...]:
     return tuple(digest for digest, apart in parts if apart)
 
 
-def decode_work(kind: str, stored: bytes | str) -> tuple[Work | None, LongTexts]:
+def decode_work(kind: str, stored: bytes | None) -> tuple[Work | None, LongTexts]:
     """Decode what ``encode_work`` encoded, which may be packed.
 
     The texts are those that are not empty.
     """
-    if not stored:
-        read = StoredWork()
-    elif isinstance(stored, str):
-        read = StoredWork(msgspec.json.decode(stored))
-    else:
-        read = _works.decode(unpack(stored))
+    read = StoredWork() if stored is None else _works.decode(unpack(stored))
     texts = _long_texts(read)
     if (found := read.work) is None:
         return None, texts
@@ -206,13 +201,13 @@ def encode_outcome(outcome: Outcome, blobs: BlobStore) -> tuple[bytes, bytes | N
     return msgspec.json.encode(StoredResult(list(outcome.blobs), apart)), value
 
 
-def decode_outcome(stored: bytes | str, value: bytes | None = None) -> Outcome:
+def decode_outcome(stored: bytes, value: bytes | None = None) -> Outcome:
     """Decode an outcome.
 
     A value in the blob store is left there: its digest is the first of ``blobs``, and
     ``value`` is empty.
     """
-    text = stored if isinstance(stored, str) else unpack(stored)
+    text = unpack(stored)
     if value is not None:
         end = _ends.decode(text)
         if end.apart:
@@ -422,9 +417,9 @@ def split_work(work: JsonWork | None, terms: JobTerms = DEFAULT_TERMS) -> SplitW
     return SplitWork(HEAD + msgspec.json.encode(head), parts)
 
 
-def head_of(stored: bytes | str | None) -> WorkHead | None:
+def head_of(stored: bytes | None) -> WorkHead | None:
     """Return the head in a row; None if the row has the work itself, or none."""
-    if not isinstance(stored, bytes) or not stored.startswith(HEAD):
+    if stored is None or not stored.startswith(HEAD):
         return None
     return msgspec.json.decode(memoryview(stored)[1:], type=WorkHead)
 

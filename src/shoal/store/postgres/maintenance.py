@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -141,12 +141,12 @@ def _copy_table(
     # In this order, numbers that are not copied are given in it, too.
     order = " ORDER BY rowid" if '"rowid"' in names else ""
     insert = f"INSERT INTO {table} ({listed}) VALUES ({marks})"
-    convert = _converter(table, columns)
+    flags = [each.kind == "boolean" for each in columns]
     sql.execute(f"DELETE FROM {table}")  # the first rows of a new database
     rows = source.execute(f"SELECT {listed} FROM {table}{order}")
     count = 0
     for some in _chunks(rows):
-        sql.executemany(insert, [convert(row) for row in some])
+        sql.executemany(insert, [_converted(row, flags) for row in some])
         count += len(some)
     for each in columns:
         if each.is_numbered:
@@ -162,24 +162,8 @@ def _chunks(rows: sqlite3.Cursor) -> Iterator[list[Any]]:
         yield some
 
 
-def _converter(
-    table: str, columns: Sequence[_Column]
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """Return what makes a row for PostgreSQL of one of SQLite."""
-    if table == "jobs":
-        return partial(_job_row, [each.name for each in columns])
-    flags = [each.kind == "boolean" for each in columns]
-    return lambda row: [
+def _converted(row: Sequence[Any], flags: Sequence[bool]) -> list[Any]:
+    """Return a row for PostgreSQL of one of SQLite, which has no type for flags."""
+    return [
         bool(value) if flag else value for flag, value in zip(flags, row, strict=True)
     ]
-
-
-def _job_row(names: Sequence[str], row: Sequence[Any]) -> list[Any]:
-    """Return the row of a job, whose texts early versions did not pack."""
-    values = dict(zip(names, row, strict=True))
-    if work := values["work"]:
-        values["packed_work"] = b'{"work":%s}' % work.encode()
-    values["work"] = b""
-    if values["outcome"] is not None:
-        values["outcome"] = values["outcome"].encode()
-    return [*values.values()]

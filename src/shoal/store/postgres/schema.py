@@ -29,8 +29,6 @@ INDEX = re.compile(r"CREATE INDEX \w+ ON (\w+) \((?:.*, )?(.*?)(?=\))")
 
 # What has other types than SQLite's, or no form that both know.
 REPLACED = {
-    "work TEXT": "work bytea",
-    "outcome TEXT": "outcome bytea",
     "results INTEGER NOT NULL DEFAULT 1": "results boolean NOT NULL DEFAULT true",
     "failed INTEGER NOT NULL,\n        body": "failed boolean NOT NULL,\n        body",
     "(batch_id, line)\n    ) STRICT": "(batch_id, line)\n    )",  # needs no number

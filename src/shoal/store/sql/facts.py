@@ -2,8 +2,7 @@
 
 The facts about a job are in its row, and from some length on in rows of their own.
 Most jobs have a few facts, which a compressed row holds in a tenth of the space of rows
-of their own.  Appending rewrites the row, so only a limited number is appended.  Jobs
-that earlier versions wrote have rows of their own for all.
+of their own.  Appending rewrites the row, so only a limited number is appended.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ from shoal.store.sql.work_parts import WorkParts
 
 HISTORY_MAX = 4 << 10  # bytes in a job's row from which on nothing is appended
 
-StoredHistory: TypeAlias = tuple[bytes | None, float | None]  # and the job's end
+StoredHistory: TypeAlias = tuple[bytes, float | None]  # and the job's end
 FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 
 INSERT_FACT = "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)"
@@ -354,19 +353,17 @@ def extend_history(
     recorded: Sequence[RecordedFact],
     *,
     ending: bool,
-) -> bytes | None:
-    """Return the history of a stored job for its row; None: the row is complete.
+) -> bytes:
+    """Return the history of a stored job for its row.
 
     Writes the facts that do not go there.
     """
     packed, ended_at = stored
-    lines = None if packed is None else unpack(packed)
-    if lines is None or len(lines) >= HISTORY_MAX:
+    lines = unpack(packed)
+    if len(lines) >= HISTORY_MAX:
         sql.executemany(INSERT_FACT, [fact_row(each, job_id) for each in recorded])
     else:
         lines += codec.encode_history(recorded)
-    if lines is None:
-        return None
     return pack(lines) if ending or ended_at is not None else lines
 
 

@@ -53,8 +53,8 @@ from shoal.store.sql.work_parts import WorkParts, read_work
 
 ROW_NUMBER_MAX = 2**63 - 1
 
-JOB = """SELECT id, kind, owner, state, coalesce(packed_work, work), limits, priority,
-                idempotency_key, terms, lease, coalesce(packed_outcome, outcome), error,
+JOB = """SELECT id, kind, owner, state, packed_work, limits, priority,
+                idempotency_key, terms, lease, packed_outcome, error,
                 submitted_at, ended_at, function_call, value
          FROM jobs"""
 SUMMARY = """id, kind, model, owner, priority, terms, state, lease,
@@ -422,16 +422,13 @@ def _candidates(sql: Sql, wanted: port.JobFilter, before: int) -> Iterator[Any]:
 
 def _summary(*row: Any) -> port.StoredJobSummary:
     id_, kind, model, owner, priority, stored, state, lease, *rest = row
-    terms = codec.decode_terms(stored)
-    if terms.form:  # where earlier versions had it
-        terms = replace(terms, form="")
     return port.StoredJobSummary(
         JobId(id_),
         JobKind(kind),
         model,
         owner,
         Priority(priority),
-        terms,
+        codec.decode_terms(stored),
         JobState(state),
         LeaseNumber(lease),
         *rest,

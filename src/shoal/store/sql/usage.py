@@ -420,7 +420,7 @@ def _place_after(
 
 def _estimate(sql: Sql, job_id: JobId, end: Outcome | int) -> Usage | None:
     """Estimate the usage of a job from its work, which this decodes unless large."""
-    query = "SELECT kind, coalesce(packed_work, work) FROM jobs WHERE id = ?"
+    query = "SELECT kind, packed_work FROM jobs WHERE id = ?"
     ((kind, stored),) = sql.execute(query, (job_id,))
     if (head := head_of(stored)) is not None:
         read = head.tokens

@@ -102,7 +102,7 @@ class WorkParts:
         self._rows.pop(job_id, None)
 
 
-def read_work(sql: Sql, job_id: JobId, stored: bytes | str) -> bytes | str:
+def read_work(sql: Sql, job_id: JobId, stored: bytes | None) -> bytes | None:
     """Return the work of a job, whose row has ``stored``.  Raises StoreError."""
     head = codec.head_of(stored)
     if head is None:
