@@ -5,9 +5,10 @@ All of it blocks on the disk: do not call it on the event loop.
 
 import errno
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.config.private_files import sync_folder
+from shoal.config.private_files import sync_folder, try_lock
 from shoal.domain.errors import ConfigError
 
 FILES = "files"
@@ -64,6 +65,24 @@ def restore_replaced(staged: Path, target: Path) -> None:
     old = staged / REPLACED
     if old.exists() and not target.exists():
         old.rename(target)
+
+
+def interrupted(hidden: Path) -> Iterator[Path]:
+    """Yield the models staged in a hidden folder on which no process works any more.
+
+    What one of them was about to replace is put back first.  Raises OSError.
+    """
+    for lock in [*hidden.glob(f"*/{LOCK}")]:
+        try:
+            lock_file = lock.open("r+b")
+        except OSError:
+            continue  # another process creates or removes it
+        with lock_file:
+            if not try_lock(lock_file):
+                continue
+            if name := lock_file.read().decode():
+                restore_replaced(lock.parent, hidden.parent / name)
+        yield lock.parent
 
 
 def unwritable(folder: Path, error: OSError) -> ConfigError:

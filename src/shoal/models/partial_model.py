@@ -24,8 +24,8 @@ from shoal.models.model_folder import (
     LOCK,
     check_space,
     check_target,
+    interrupted,
     move_into_place,
-    restore_replaced,
     unwritable,
 )
 from shoal.models.names import model_folder_name
@@ -71,7 +71,8 @@ class PartialModel:
         check_target(self.target, replace=self._replace)
         try:
             (self._staged / FILES).mkdir(parents=True, exist_ok=True)
-            _restore_models(self._folder)
+            for _ in interrupted(self._folder / PARTIAL):
+                pass  # its chunks stay
             lock_file = self._lock.enter_context(
                 (self._staged / LOCK).open("a+b", buffering=0)
             )
@@ -299,14 +300,6 @@ def _begin_writing_out(descriptor: int, offset: int, size: int) -> None:
         # Of what is not on the disk yet, nothing is forgotten.  It is only advice.
         with suppress(OSError):
             os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-
-
-def _restore_models(folder: Path) -> None:
-    """Put models back whose replacement was interrupted.  Raises OSError."""
-    for lock in folder.glob(f"{PARTIAL}/*/{LOCK}"):
-        with lock.open("r+b") as lock_file:
-            if try_lock(lock_file) and (name := lock_file.read().decode()):
-                restore_replaced(lock.parent, folder / name)
 
 
 def _pieces(

@@ -24,8 +24,8 @@ from shoal.models.model_folder import (
     LOCK,
     check_space,
     check_target,
+    interrupted,
     move_into_place,
-    restore_replaced,
     unwritable,
 )
 from shoal.models.names import check_file_name, model_folder_name
@@ -162,7 +162,8 @@ class Staging:
         check_target(self.target, replace=self._replace)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(self._folder)
+            for leftover in interrupted(self._folder / INCOMING):
+                shutil.rmtree(leftover, ignore_errors=True)
             check_space(self._folder, self._size)
             (self._staging_folder / FILES).mkdir(parents=True)
             lock_file = self._lock.enter_context(
@@ -235,25 +236,6 @@ class Staging:
     def _sync_file(self, stream: IO[bytes]) -> None:
         os.fsync(stream.fileno())
         self._unsynced = 0
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove the leftovers of killed processes."""
-    incoming = folder / INCOMING
-    if not incoming.is_dir():
-        return
-    for each in incoming.iterdir():
-        try:
-            lock_file = (each / LOCK).open("r+b")
-        except OSError:
-            continue  # another process creates or removes it
-        with lock_file:
-            if not try_lock(lock_file):
-                continue
-            target = folder / model_folder_name(lock_file.read().decode() or each.name)
-        # The process was killed in the middle of a replacement.
-        restore_replaced(each, target)
-        shutil.rmtree(each, ignore_errors=True)
 
 
 def _append(stream: IO[bytes], pieces: Sequence[bytes]) -> int:
