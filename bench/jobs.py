@@ -29,7 +29,7 @@ ROUNDS = 5
 CLIENTS = 64
 JOBS = {1: 600, 32: 3000}  # of a round, by workers
 BURST_WORKERS = 4
-POLL = 0.005  # seconds between looks at the log
+POLL = 0.05  # seconds between looks at the log, each of which costs as much as a job
 
 WITH, WITHOUT = "with receipts", "without receipts"
 BODY = json.dumps(

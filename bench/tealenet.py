@@ -91,7 +91,8 @@ def measure(rounds: int) -> Results:
             folder,
             "--json",
         ]
-        secrets = ["--api-key", "k", "--tealenet-open", "--log-level", "error"]
+        open_to_all = ["--tealenet-open", "--relay-open"]
+        secrets = ["--api-key", "k", *open_to_all, "--log-level", "error"]
         yardstick = str(HERE / "yardstick_relay.py")
         with program(*command, *secrets) as shoal, program(yardstick) as bare:
             servers = [("shoal", shoal), ("yardstick", bare)]
