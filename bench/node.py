@@ -8,12 +8,17 @@ import asyncio
 import base64
 import json
 import os
+import re
 import struct
 import sys
 
 KEEPALIVE_EVERY = 10.0  # seconds, as real nodes do
 JOINING_AT_ONCE = 100
 TEXT, BINARY = 1, 2  # opcodes of RFC 6455
+
+_BUSY = re.compile(
+    rb"HTTP/1.1 503 .*\r\nretry-after: *(\d+)", re.IGNORECASE | re.DOTALL
+)
 
 
 async def join(
@@ -28,7 +33,7 @@ async def join(
 async def upgrade(
     port: int, target: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a WebSocket.  Raises RuntimeError if it is refused."""
+    """Open a WebSocket once there is room.  Raises RuntimeError if it is refused."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     key = base64.b64encode(os.urandom(16)).decode()
     writer.write(
@@ -37,9 +42,13 @@ async def upgrade(
         f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
     )
     head = await reader.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 101"):
+    if head.startswith(b"HTTP/1.1 101"):
+        return reader, writer
+    writer.close()
+    if (busy := _BUSY.match(head)) is None:
         raise RuntimeError(f"no WebSocket: {head[:200]!r}")
-    return reader, writer
+    await asyncio.sleep(int(busy[1]))
+    return await upgrade(port, target)
 
 
 async def receive(reader: asyncio.StreamReader) -> tuple[int, bytes]:
