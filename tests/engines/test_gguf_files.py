@@ -73,6 +73,8 @@ def test_dependent_files_are_skipped(tmp_path: Path) -> None:
         ("A-2B.Q4.gguf", ["b.gguf", "A-2B.mmproj-Q8_0.gguf"], "A-2B.mmproj-Q8_0.gguf"),
         ("a-2b.gguf", ["b-2b.gguf", "mmproj-b-2b.gguf"], None),
         ("a-2b-Q4_K_M.gguf", ["a-2b-UD-IQ2_XS.gguf", "mmproj.gguf"], "mmproj.gguf"),
+        ("a-2b-Q4_K_M.gguf", ["a-2b-MXFP4_MOE.gguf", "mmproj.gguf"], "mmproj.gguf"),
+        ("a-2b-Q4_K_M.gguf", ["a-2b-NVFP4.gguf", "mmproj.gguf"], "mmproj.gguf"),
         ("a-2b-Q4_K_M.gguf", ["a-3b-Q4_K_M.gguf", "mmproj.gguf"], None),
         (
             "a-00001-of-00002.gguf",

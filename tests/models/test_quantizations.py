@@ -67,6 +67,8 @@ def test_nothing_that_fits_is_an_error_with_the_sizes() -> None:
         ("a-UD-Q2_K_XL.gguf", "UD-Q2_K_XL"),
         ("a-IQ3_XXS.gguf", "IQ3_XXS"),
         ("a-mxfp4.gguf", "MXFP4"),
+        ("a-MXFP4_MOE.gguf", "MXFP4_MOE"),
+        ("a-NVFP4.gguf", "NVFP4"),
         ("BF16/a.gguf", "BF16"),
         ("a-7b-chat.gguf", ""),
     ],

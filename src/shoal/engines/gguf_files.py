@@ -28,7 +28,7 @@ UNKNOWN_MEMORY_MAX = 1024**3  # bytes of a model if the free memory is unknown
 PROJECTOR = "mmproj"  # in the name of a file that belongs to a model
 
 _NOT_OF_A_MODEL = re.compile(
-    rf"{PROJECTOR}|model|ud|b?f16|fp16|f32|mxfp4|(i?q|tq)[1-8](_\w+)?"
+    rf"{PROJECTOR}|model|ud|b?f16|fp16|f32|(i?q|tq|mxfp|nvfp)[1-8](_\w+)?"
 )
 
 _RANK = 4  # of the poolings: the others are the mean, the first and the last vector

@@ -26,7 +26,7 @@ PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_K_L", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0", "
 
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:IQ\d_[A-Z]+|Q\d_K_X?[SML]|Q\d_K_XL|Q\d_K|Q\d_\d|TQ\d_\d"
-    r"|MXFP4|BF16|F16|F32))$",
+    r"|MXFP4_MOE|(?:MX|NV)FP4|BF16|F16|F32))$",
     re.IGNORECASE,
 )
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
