@@ -58,6 +58,14 @@ def test_nothing_that_fits_is_an_error_with_the_sizes() -> None:
         choose_model(gguf_models(MODEL), GB, "Q9")
 
 
+def test_what_quantizations_were_made_with_is_no_model() -> None:
+    matrix = HubFile("Model-7B-imatrix.gguf", 5_000_000)
+
+    with pytest.raises(ConfigError, match="no quantization fits"):
+        choose_model(gguf_models([*MODEL, matrix]), GB)
+    assert choose_model(gguf_models([matrix]), GB).files == (matrix,)
+
+
 @pytest.mark.parametrize(
     ("name", "quantization"),
     [

@@ -161,6 +161,8 @@ def choose_model(
 
     Raises ConfigError naming what there is.
     """
+    if not wanted:  # beside quantizations, a file of another name may be no model
+        models = [each for each in models if each.quantization] or models
     known = ", ".join(
         f"{each.quantization or each.files[0].name} ({each.size / 1e9:.1f} GB)"
         for each in models
