@@ -334,6 +334,17 @@ def test_code_of_a_class_has_no_part_in_it(subtests: pytest.Subtests) -> None:
     assert carried(slotted).code == 3  # type: ignore[attr-defined]
 
 
+def test_notes_of_any_type_prevent_no_rebuilding() -> None:
+    for notes, kept in (("a", "b"), ["a", "b"]), (5, []):
+        raised = ValueError("zap")
+        raised.__notes__ = notes  # type: ignore[assignment]
+
+        error = carried(raised, trust=True)
+
+        assert error.__notes__[:-1] == kept
+        assert "in the job job1" in error.__notes__[-1]
+
+
 def test_texts_that_are_not_unicode_are_kept() -> None:
     with pytest.raises(UnicodeEncodeError) as encoding:
         "\ud800".encode()

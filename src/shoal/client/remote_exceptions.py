@@ -169,7 +169,9 @@ def origin_note(machine: str, job_id: str) -> str:
 
 def _add_note(error: BaseException, note: str) -> None:
     """Add a note, past the code of the class: ``HTTPError`` has a ``__getattr__``."""
-    vars(error).setdefault("__notes__", []).append(note)
+    notes = vars(error).get("__notes__")  # which a program may have set to anything
+    kept = notes if isinstance(notes, list | tuple) else ()
+    vars(error)["__notes__"] = [*kept, note]
 
 
 def _set_cause(error: BaseException, cause: BaseException) -> None:
