@@ -19,6 +19,7 @@ from protocols.pairs import (
 from protocols.session_pair import messages_in, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.job import Privacy
+from shoal.domain.outcome import Delta
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -67,6 +68,17 @@ def test_an_answer_is_signed_in_the_documents_form() -> None:
     )
     assert verdict is Verdict.VALID
     assert completed.output == '{"text":"text","model":"family/model:7b"}'
+
+
+def test_a_refusal_is_the_text_of_an_answer() -> None:
+    pair = joined()
+    run = given_job(pair)
+    refusal = Delta(0, {"reasoning_content": "Hm.", "refusal": "No."})
+
+    (completed,) = pair.event(Completed(run.job_id, run.lease, rest=(refusal,)))
+
+    assert isinstance(completed, Completed)
+    assert completed.output == '{"text":"No.","model":"family/model:7b"}'
 
 
 def test_an_answer_over_the_limit_fails() -> None:

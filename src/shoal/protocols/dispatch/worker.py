@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, Raw, UnsetType
 
 from shoal.domain import vocabulary as words
-from shoal.domain.answer_assembly import assemble
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.model_messages import ModelMessage
-from shoal.domain.outcome import AnswerPiece
+from shoal.domain.outcome import AnswerPiece, plain_texts
 from shoal.domain.work import JobKind
 from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch import jobs
@@ -238,9 +237,9 @@ class DispatchWorkerSession:
     def _complete(
         self, job_id: JobId, running: RunningJob, done: words.Completed, now: float
     ) -> Sequence[Output]:
-        answer = assemble([*running.pieces, *done.rest])
+        text = "".join(plain_texts([*running.pieces, *done.rest]))
         try:
-            output = output_of(running.kind, self._profile.model.name, answer.text)
+            output = output_of(running.kind, self._profile.model.name, text)
             return self._answer(job_id, output, now)
         except PeerError as error:
             return self._fail(job_id, str(error), now)
