@@ -100,6 +100,13 @@ def test_transfers_and_callbacks_are_beside_collectives() -> None:
     check_done(run_ranks("beside_collectives.py"))
 
 
+def test_a_group_itself_is_called_as_gloos_is() -> None:
+    ended = run_by_torchrun("direct_calls.py", ranks=2)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("has done all") == 2
+
+
 def test_models_train_with_compressed_gradients_and_with_diloco() -> None:
     check_done(run_ranks("slow_links.py"))
 

@@ -10,7 +10,8 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from datetime import timedelta
+from itertools import accumulate, chain
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,12 +25,12 @@ from shoal.training.all_reduces import Compression
 from shoal.training.collectives import Array, Kind, ReduceOp
 from shoal.training.point_to_point import ArrayTransfer
 from shoal.training.rank_port import GroupEnded
+from shoal.training.torch_calls import CallTerms, in_all_forms
 from shoal.training.torch_runners import OperationRunner
 from shoal.training.torch_tensors import (
     Memories,
     Memory,
     check_parts,
-    op_of,
     tensor_reduction,
 )
 from shoal.training.torch_work import CallbackThreads, CollectiveWork
@@ -80,10 +81,12 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     def getGroupDesc(self) -> str:  # noqa: N802
         return self._description
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        return self._submit(
-            "all_reduce", tensors, lambda: self._reduce_all(tensors, op_of(opts))
-        )
+    @in_all_forms("op")
+    def allreduce(self, tensors: list[Tensor], terms: CallTerms) -> dist.Work:
+        if len(tensors) > 1:
+            # Gloo adds these up too, as those of a process with several devices.
+            raise InvalidRequest("allreduce of several tensors: allreduce_coalesced")
+        return self.allreduce_coalesced(tensors, terms.torch_op, terms.timeout)
 
     def reduce_arrays(
         self,
@@ -104,38 +107,51 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             ),
         )
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        return self.allreduce(tensors, opts)
-
-    def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        # Other ranks' tensors are undefined afterwards, so they may have the result.
+    @in_all_forms("op")
+    def allreduce_coalesced(self, tensors: list[Tensor], terms: CallTerms) -> dist.Work:
         return self._submit(
-            "reduce", tensors, lambda: self._reduce_all(tensors, op_of(opts))
+            "all_reduce",
+            tensors,
+            lambda: self._reduce_all(tensors, terms.op),
+            terms.limit,
         )
 
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        root = 0 if opts is None else opts.rootRank
+    @in_all_forms("root", "op")
+    def reduce(self, tensors: list[Tensor], terms: CallTerms) -> dist.Work:
+        # Other ranks' tensors are undefined afterwards, so they may have the result.
+        return self._submit(
+            "reduce", tensors, lambda: self._reduce_all(tensors, terms.op), terms.limit
+        )
+
+    @in_all_forms("root")
+    def broadcast(self, tensors: list[Tensor], terms: CallTerms) -> dist.Work:
         replicated = _is_called_by_data_parallel()
 
         def call() -> None:
             for tensor in tensors:
                 with Memory(tensor) as memory:
-                    self._runner.broadcast(memory, root, replicated=replicated)
+                    self._runner.broadcast(memory, terms.root, replicated=replicated)
 
-        return self._submit("broadcast", tensors, call)
+        return self._submit("broadcast", tensors, call, terms.limit)
 
+    @in_all_forms()
     def allgather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+        self,
+        output_tensors: list[list[Tensor]],
+        input_tensors: list[Tensor],
+        terms: CallTerms,
     ) -> dist.Work:
-        everyone = [each for some in outputs for each in some]
         return self._submit(
-            "all_gather", everyone, lambda: self._gather(outputs, inputs)
+            "all_gather",
+            [*chain(*output_tensors)],
+            lambda: self._gather(output_tensors, input_tensors),
+            terms.limit,
         )
 
     def all_gather_single(
         self, output: Tensor, own: Tensor, opts: Any = None
     ) -> dist.Work:
-        return self.all_gather_single_coalesced([output], [own])
+        return self.all_gather_single_coalesced([output], [own], opts)
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -144,22 +160,26 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
             list(output.view(self.size(), own.numel()))
             for output, own in zip(outputs, inputs, strict=True)
         ]
-        return self.allgather(parts, inputs)
+        return self.allgather(parts, inputs, opts)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> dist.Work:
         # By rank and tensor, where ``allgather`` has them by tensor and rank.
-        return self.allgather([*map(list, zip(*outputs, strict=True))], inputs)
+        return self.allgather([*map(list, zip(*outputs, strict=True))], inputs, opts)
 
+    @in_all_forms("root")
     def gather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+        self,
+        output_tensors: list[list[Tensor]],
+        input_tensors: list[Tensor],
+        terms: CallTerms,
     ) -> dist.Work:
-        root = 0 if opts is None else opts.rootRank
+        root = terms.root
 
         def call() -> None:
-            for index, own in enumerate(inputs):
-                parts = outputs[index] if self._rank == root else []
+            for index, own in enumerate(input_tensors):
+                parts = output_tensors[index] if self._rank == root else []
                 if self._rank == root:
                     check_parts(parts, own, root, self.size())
                 with (
@@ -170,16 +190,20 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                         Kind.GATHER, collectives.gather, memory, memories, root
                     )
 
-        return self._submit("gather", [each for some in outputs for each in some], call)
+        return self._submit("gather", [*chain(*output_tensors)], call, terms.limit)
 
+    @in_all_forms("root")
     def scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[list[Tensor]],
+        terms: CallTerms,
     ) -> dist.Work:
-        root = 0 if opts is None else opts.rootRank
+        root = terms.root
 
         def call() -> None:
-            for index, own in enumerate(outputs):
-                parts = inputs[index] if self._rank == root else []
+            for index, own in enumerate(output_tensors):
+                parts = input_tensors[index] if self._rank == root else []
                 if self._rank == root:
                     check_parts(parts, own, root, self.size())
                 with (
@@ -190,17 +214,23 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                         Kind.SCATTER, collectives.scatter, memories, memory, root
                     )
 
-        return self._submit("scatter", outputs, call)
+        return self._submit("scatter", output_tensors, call, terms.limit)
 
+    @in_all_forms("op")
     def reduce_scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[list[Tensor]],
+        terms: CallTerms,
     ) -> dist.Work:
-        joined = [torch.cat([part.reshape(-1) for part in parts]) for parts in inputs]
+        joined = [torch.cat([each.reshape(-1) for each in of]) for of in input_tensors]
 
         def call() -> None:
-            for output, parts, whole in zip(outputs, inputs, joined, strict=True):
+            for output, parts, whole in zip(
+                output_tensors, input_tensors, joined, strict=True
+            ):
                 check_parts(parts, output, self._rank, self.size())
-                combined = tensor_reduction(op_of(opts), whole.dtype, self.size())
+                combined = tensor_reduction(terms.op, whole.dtype, self.size())
                 ends = [*accumulate(map(_size_of, parts))]
                 with Memory(whole) as own, Memory(output) as memory:
                     self._runner.run(
@@ -209,7 +239,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                         *(own, memory, combined, ends),
                     )
 
-        return self._submit("reduce_scatter", outputs, call)
+        return self._submit("reduce_scatter", output_tensors, call, terms.limit)
 
     def reduce_scatter_single(
         self, output: Tensor, whole: Tensor, opts: Any = None
@@ -222,10 +252,14 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         parts = [[*each.reshape(-1).tensor_split(self.size())] for each in inputs]
         return self.reduce_scatter(outputs, parts, opts)
 
+    @in_all_forms()
     def alltoall(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[Tensor],
+        terms: CallTerms,
     ) -> dist.Work:
-        return self._exchange(outputs, inputs, outputs)
+        return self._exchange(output_tensors, input_tensors, output_tensors, terms)
 
     def all_to_all_single(
         self,
@@ -234,11 +268,13 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         output_sizes: Sequence[int],
         input_sizes: Sequence[int],
         opts: Any = None,
+        timeout: timedelta | None = None,
     ) -> dist.Work:
         size = self.size()
         outputs = output.split(list(output_sizes) or [output.shape[0] // size] * size)
         inputs = whole.split(list(input_sizes) or [whole.shape[0] // size] * size)
-        return self._exchange(outputs, inputs, [output])
+        terms = CallTerms(timeout=timeout or getattr(opts, "timeout", opts))
+        return self._exchange(outputs, inputs, [output], terms)
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
         return self._transfer(self._runner.send, tensors, to, tag)
@@ -249,8 +285,9 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> dist.Work:
         return self._transfer(self._runner.receive, tensors, None, tag)
 
-    def barrier(self, opts: Any = None) -> dist.Work:
-        return self._submit("barrier", [], self._runner.group.barrier)
+    @in_all_forms()
+    def barrier(self, terms: CallTerms) -> dist.Work:
+        return self._submit("barrier", [], self._runner.group.barrier, terms.limit)
 
     # The names of PyTorch before 2.13.
     _allgather_base = all_gather_single
@@ -293,6 +330,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         results: list[Tensor],
+        terms: CallTerms,
     ) -> dist.Work:
         def call() -> None:
             check_parts(inputs, outputs[self._rank], self._rank, self.size())
@@ -305,7 +343,7 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
                     Kind.ALL_TO_ALL, collectives.all_to_all, parts, received
                 )
 
-        return self._submit("all_to_all", results, call)
+        return self._submit("all_to_all", results, call, terms.limit)
 
     def _gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]
@@ -374,10 +412,19 @@ class ShoalProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # as above
         return work
 
     def _submit(
-        self, name: str, outputs: list[Tensor], call: Callable[[], object]
+        self,
+        name: str,
+        outputs: list[Tensor],
+        call: Callable[[], object],
+        limit: float | None = None,
     ) -> CollectiveWork:
-        """Run an operation after those before; errors have its name."""
-        self._latest = work = CollectiveWork(outputs, self._callbacks)
+        """Run an operation after those before; errors have its name.
+
+        ``limit`` is a shorter one than the group's, in seconds.
+        """
+        self._latest = work = CollectiveWork(
+            outputs, self._callbacks, limit, lambda: self._runner.expire(None)
+        )
         if self._closed:
             work.finish(GroupEnded(f"{name}: the group was closed"))
         self._queue.put((name, call, work))

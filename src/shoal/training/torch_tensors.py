@@ -106,9 +106,8 @@ def check_parts(parts: Sequence[Tensor], own: Tensor, rank: int, size: int) -> N
         )
 
 
-def op_of(opts: Any) -> ReduceOp:
-    """Return the operation of PyTorch's options.  Raises InvalidRequest."""
-    wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+def op_named(wanted: Any) -> ReduceOp:
+    """Return the name of PyTorch's operation.  Raises InvalidRequest."""
     # It is compared: its text names nothing, and it has no hash of its own.
     for name, op in TORCH_OPS.items():
         if wanted == op:
