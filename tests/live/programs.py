@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import psutil
+
 from harness.fork_server import started
 from harness.plain_http import NO_CERTIFICATES
 from harness.slow_imports import openai
@@ -337,3 +339,22 @@ class GatedModel:
 
 def _event(chunk: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(chunk)}\n\n".encode()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and its children; it is stopped first, as it starts others."""
+    first = psutil.Process(pid)
+    return [first, *first.children(recursive=True)]
+
+
+@contextmanager
+def suspended(processes: list[psutil.Process]) -> Iterator[list[psutil.Process]]:
+    """Stop processes for the length of the block; they may end in it."""
+    for each in processes:
+        each.suspend()
+    try:
+        yield processes
+    finally:
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                each.resume()

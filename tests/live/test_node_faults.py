@@ -29,7 +29,16 @@ from aiohttp import ClientSession
 from harness.postgres import PostgresServer
 from live import checker, databases
 from live.clients import Clients, History
-from live.programs import KEY, PATIENCE, PRICES, GatedModel, Programs, eventually
+from live.programs import (
+    KEY,
+    PATIENCE,
+    PRICES,
+    GatedModel,
+    Programs,
+    eventually,
+    family,
+    suspended,
+)
 from live.test_batches import created, ended, results
 from live.test_fronts import Fronts, Reading
 from live.test_nodes import Nodes, nodes, server
@@ -146,22 +155,17 @@ class Cluster:
     @contextmanager
     def fault(self, how: str, what: str) -> Iterator[None]:
         """Kill or pause something; what can come back does at the end of the block."""
-        processes = self.processes(what)
-        for each in processes:
-            each.suspend()
-        try:
-            if how == "kill" and what == "database":
-                self.server.kill()
-            elif how == "kill":
-                for each in processes:
-                    each.kill()
-            yield
-        finally:
-            if (how, what) == ("kill", "database"):
-                self.server.start()
-            for each in processes:
-                with suppress(psutil.NoSuchProcess):
-                    each.resume()
+        with suspended(self.processes(what)) as processes:
+            try:
+                if how == "kill" and what == "database":
+                    self.server.kill()
+                elif how == "kill":
+                    for each in processes:
+                        each.kill()
+                yield
+            finally:
+                if (how, what) == ("kill", "database"):
+                    self.server.start()
 
     def holder(self) -> str:
         """Return the process that has the pool, once other nodes can reach it."""
@@ -175,12 +179,6 @@ class Cluster:
         with psycopg.connect(self.server.url()) as connection:
             ((count,),) = connection.execute(query).fetchall()
         return int(count)
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """Return a process and its children; it is stopped first, as it starts others."""
-    first = psutil.Process(pid)
-    return [first, *first.children(recursive=True)]
 
 
 class Run:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -29,11 +30,13 @@ from live.programs import (
     Program,
     Programs,
     eventually,
+    family,
+    suspended,
 )
 from live.test_calls_survive import CODE, FLAGS, LONG, begun, marked
 from live.test_fronts import LOGGED, STREAMS, Fronts, Reading, chat_with
 from models.tiny_answers import ANSWERS
-from shoal.app.parts import HUB_NAME
+from shoal.app.parts import HUB_NAME, LOOK_EVERY, SILENT_LOOKS
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="finds processes in /proc"
@@ -172,6 +175,23 @@ def test_streams_at_other_nodes_outlive_the_one_that_has_the_pool(
     for node in (second, third):
         assert chat_with(KEY, node) == ANSWERS["ping"]
         assert "Traceback" not in node.pool.program.errors
+
+
+def test_streams_outlive_the_process_that_connects_their_node(
+    nodes: Nodes, slow_model: GatedModel
+) -> None:
+    first, second = nodes.first(), nodes.standby()
+    first.pool.joined("one", *slow_model.flags)
+    readings = [Reading(second, each) for each in STREAMS]
+    eventually(lambda: all(each.text for each in readings), "each has begun")
+
+    (standing_by,) = second.pids(HUB_NAME)
+    os.kill(standing_by, signal.SIGKILL)
+    eventually(lambda: {*second.pids(HUB_NAME)} - {standing_by}, "another process")
+    slow_model.go_on.set()
+
+    assert [each.end() for each in readings] == [ANSWERS[STORY]] * len(readings)
+    assert slow_model.requests == len(readings)
 
 
 def test_a_worker_of_a_lost_node_goes_on_at_another(
@@ -332,6 +352,23 @@ def test_nobody_takes_over_while_the_database_is_away(
     assert first.pids(HUB_NAME) == [hub]
     assert second.pool.program.process.poll() is None
     assert "has taken over" not in first.pool.program.errors
+
+
+def test_a_node_stands_by_while_the_database_is_stopped(
+    nodes: Nodes, server: PostgresServer, slow_model: GatedModel
+) -> None:
+    first, second = nodes.first(), nodes.standby()
+    first.pool.joined("one", *slow_model.flags)
+    (standing_by,) = second.pids(HUB_NAME)
+    reading = Reading(second, "chat")
+    eventually(lambda: reading.text, "it has begun")
+
+    with suspended(family(server.pid)):
+        time.sleep(2 * SILENT_LOOKS * LOOK_EVERY)
+    slow_model.go_on.set()
+
+    assert reading.end() == ANSWERS[STORY]
+    assert second.pids(HUB_NAME) == [standing_by]
 
 
 def test_no_node_goes_on_with_an_older_copy_of_the_database(

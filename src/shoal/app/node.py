@@ -9,7 +9,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import (
-    AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     suppress,
@@ -140,7 +139,6 @@ class Node:
                         url = (config.data_dir, config.host, self._part.port)
                         published.enter_context(publish_url(*url, secure=self._secure))
                         on_standby(row.node)
-                report_alive()
                 takes_over = row and row.held and row.node and not row.secret
                 await _sleep(LOOK_SOON if takes_over else LOOK_EVERY, stop)
             await self._see_off(bridge)
@@ -151,8 +149,11 @@ class Node:
         async with self._bridge() as bridge:
             await self._see_off(bridge)
 
-    def _bridge(self) -> AbstractAsyncContextManager[Bridge]:
-        return Bridge(self._config.host).open(self._part.sockets)
+    @asynccontextmanager
+    async def _bridge(self) -> AsyncIterator[Bridge]:
+        bridge = Bridge(self._config.host)
+        async with bridge.open(self._part.sockets), _reporting_alive():
+            yield bridge
 
     async def _see_off(self, bridge: Bridge) -> None:
         """Go on until no front of this node is left, or for as long as it may drain."""
@@ -162,7 +163,6 @@ class Node:
             looks = 0 if bridge.was_used(LINK_SOCKET) else looks + 1
             if (row := await self._look(may_fail=True)) is not None:
                 await bridge.follow(row)
-            report_alive()
             await asyncio.sleep(LOOK_EVERY)
 
     async def _fetch_secrets(self, *, may_fail: bool) -> None:
@@ -184,13 +184,12 @@ class Node:
     @asynccontextmanager
     async def holding(self) -> AsyncIterator[None]:
         """Keep the lease for the length of the block, from when the store is open."""
-        loop = asyncio.get_running_loop()
-        keeping = [loop.create_task(self._keep()), loop.create_task(_report_alive())]
+        keeping = asyncio.get_running_loop().create_task(self._keep())
         try:
-            yield
+            async with _reporting_alive():
+                yield
         finally:
-            for each in keeping:
-                each.cancel()
+            keeping.cancel()
 
     def on_lost(self, call: Callable[[Fenced], None]) -> None:
         """Call ``call`` once another node has the lease."""
@@ -278,10 +277,23 @@ class Node:
             log.warning("%s", error.located)
 
 
-async def _report_alive() -> None:
-    while True:
-        report_alive()
-        await asyncio.sleep(LOOK_EVERY)
+@asynccontextmanager
+async def _reporting_alive() -> AsyncIterator[None]:
+    """Report that this process runs for the length of the block.
+
+    In a task of its own: one that waits for a stopped database runs, too.
+    """
+
+    async def report() -> None:
+        while True:
+            report_alive()
+            await asyncio.sleep(LOOK_EVERY)
+
+    reporting = asyncio.get_running_loop().create_task(report())
+    try:
+        yield
+    finally:
+        reporting.cancel()
 
 
 async def _sleep(seconds: float, stop: asyncio.Event) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -29,6 +30,9 @@ from shoal.gateway.metrics.requests import CountedRequests
 from shoal.protocols.shoal.text import route_name, text_ticket
 from shoal.transports.clock import Clock
 
+LOOK_EVERY = 0.25  # seconds between looks at the pool's models
+BACK_WITHIN = 10.0  # seconds in which a front comes back after its link was lost
+
 
 class FrontLinks:
     """Serves fronts for one hub.  ``on_counted`` adds what they have counted.
@@ -52,7 +56,7 @@ class FrontLinks:
         self.text_secret = text_secret
         self._links: dict[Channel, _Link] = {}
         self._models: tuple[str, ...] = ()
-        self._handed_over: list[_Link] = []
+        self._lost: list[_Link] = []  # with clients that may come back
         self.is_handed_over = False  # then it refuses new links
         hub.subscribe(self._on_facts)
         access.keyring.cache.on_change(self._on_keys)
@@ -73,8 +77,10 @@ class FrontLinks:
         finally:
             watching.cancel()
             server.close()
-            self._cut()
-            for link in self._handed_over:
+            for channel in [*self._links]:
+                channel.close()
+                self._on_lost(channel)
+            for link in self._lost:
                 link.end()
 
     def channel(self) -> Channel:
@@ -83,16 +89,11 @@ class FrontLinks:
 
     def hand_over(self) -> None:
         """Cut all links, and let no client leave: all go on at the next hub."""
-        self._handed_over += self._links.values()
+        self._lost += self._links.values()
         links, self._links = self._links, {}
         for channel in links:
             channel.close()
         self.is_handed_over = True
-
-    def _cut(self) -> None:
-        for channel in [*self._links]:
-            channel.close()
-            self._on_lost(channel)
 
     def _on_open(self, channel: Channel) -> Callable[[frames.FrontFrame], None]:
         link = _Link(self, channel)
@@ -103,8 +104,20 @@ class FrontLinks:
         return link.receive
 
     def _on_lost(self, channel: Channel) -> None:
-        if (link := self._links.pop(channel, None)) is not None:
-            link.end()
+        """Give the clients of a link time to come back over another.
+
+        What breaks between two nodes breaks no stream: the front may still be there.
+        """
+        link = self._links.pop(channel, None)
+        if link is not None and link.streams:
+            self._lost.append(link)
+            self.clock.call_at(
+                self.clock.now() + BACK_WITHIN, partial(self._give_up, link)
+            )
+
+    def _give_up(self, link: "_Link") -> None:
+        self._lost.remove(link)
+        link.end()
 
     def _on_keys(self) -> None:
         for channel in self._links:
@@ -124,9 +137,6 @@ class FrontLinks:
         while True:
             await asyncio.sleep(LOOK_EVERY)
             self._show_models()
-
-
-LOOK_EVERY = 0.25  # seconds between looks at the pool's models
 
 
 class _Link:
@@ -213,7 +223,7 @@ class _Link:
     def text_route(self, job_id: JobId, lease: LeaseNumber) -> TextRoute | None:
         """Return how a worker reaches the front with an answer, if it can."""
         secret, opening = self._links.text_secret, self._opening
-        if not (secret and opening.text_name):
+        if not (secret and opening.text_name and self.channel.open):
             return None
         name = route_name(secret, opening.text_name, job_id, lease)
         return TextRoute(opening.address, name, text_ticket(secret, name))
@@ -384,7 +394,7 @@ class _SentAnswer:
     # As ``RemoteReader``.
 
     def on_pieces(self, pieces: Sequence[AnswerPiece], *, copied: bool = False) -> bool:
-        if self._behind:
+        if self._behind or not self._channel.open:
             return False
         if copied and self._routed:
             if self._unsent:
