@@ -1,11 +1,16 @@
 """``shoal.launch``: what it refuses before anything is sent, and what ends a run."""
 
-from concurrent.futures import CancelledError, Future
+import socket
+import threading
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import shoal
+from shoal.client.connection import JsonRequest
+from shoal.client.coordinator import find_coordinator
+from shoal.client.threaded_calls import ThreadedCalls
 from shoal.client.training_run import RunFailed, TrainingRun
 from shoal.domain.errors import InvalidRequest
 from shoal.training.launch.member import LeftOut, ScriptFailed
@@ -49,3 +54,22 @@ def test_run_fails_with_the_first_error_from_which_others_follow(
     with pytest.raises(RunFailed, match=str(cause)) as failed:
         run.result()
     assert failed.value.__cause__ is cause
+
+
+def test_what_leaves_waits_for_no_coordinator() -> None:
+    """The thread has ended then: it must not outlive the interpreter."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        ThreadPoolExecutor() as threads,
+    ):
+        address = find_coordinator(f"http://127.0.0.1:{silent.getsockname()[1]}", "key")
+        carrier = ThreadedCalls(address)
+        asking = threads.submit(carrier.request, JsonRequest("/", object))
+        with silent.accept()[0] as asked:
+            assert asked.recv(1)
+
+            carrier.leave()
+
+            with pytest.raises(CancelledError):
+                asking.result()
+    assert not [each for each in threading.enumerate() if each.name == "shoal-pool"]

@@ -217,12 +217,13 @@ class CallChannel:
         return True
 
     async def _serve(self, socket: ClientWebSocketResponse) -> None:
+        patience = 0.0  # if this task is cancelled
         try:
             await self._exchange(socket)
+            patience = CLOSE_TIMEOUT
         finally:
-            # Also if this task is cancelled; then the wait is short.
             with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT):
+                async with asyncio.timeout(patience):
                     await socket.close()
 
     async def _exchange(self, socket: ClientWebSocketResponse) -> None:

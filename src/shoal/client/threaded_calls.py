@@ -80,8 +80,14 @@ FORKED = (
 )
 
 
+LEAVE_TIMEOUT = 2.0  # seconds for the thread to end without waiting for others
+
+
 class ThreadedCalls:
-    """Sends calls in a thread, which runs from the first call until ``stop``."""
+    """Sends calls in a thread, which runs from the first call until ``stop``.
+
+    It has to end before the interpreter: uvloop's callbacks crash after that.
+    """
 
     def __init__(self, address: CoordinatorAddress) -> None:
         self._address = address
@@ -96,6 +102,7 @@ class ThreadedCalls:
         self._actions: deque[Callable[[], None]] = deque()
         self._wakeup_pending = False
         self._loop: asyncio.AbstractEventLoop
+        self._serving: asyncio.Task[None]
         self._session: ClientSession
         self._channel: CallChannel
 
@@ -189,9 +196,12 @@ class ThreadedCalls:
             self._thread.join()
 
     def leave(self) -> None:
-        """Leave the thread as it is; it ends with the program."""
-        self._stopped, self._thread = True, None
-        atexit.unregister(self._finish_at_exit)
+        """Disconnect at once: whether what was sent has had an effect is not known."""
+        self._stopped = True
+        if self._thread is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._serving.cancel)
+            self._thread.join(LEAVE_TIMEOUT)
 
     def finish(self) -> None:
         """Stop, and wait until the thread has ended.
@@ -243,7 +253,10 @@ class ThreadedCalls:
         # A pool without shutdown() finishes its calls at exit.
         atexit.register(self._finish_at_exit)
         try:
-            with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
+            with (
+                suppress(asyncio.CancelledError),  # see ``leave``
+                asyncio.Runner(loop_factory=fast_loop_factory()) as runner,
+            ):
                 runner.run(self._serve(started))
         finally:
             atexit.unregister(self._finish_at_exit)
@@ -253,7 +266,11 @@ class ThreadedCalls:
         self.stop()
         if hasattr(sys, "last_value"):  # an error or Ctrl-C ended the program
             self.cancel_all()
-        self.finish()
+        try:
+            self.finish()
+        except BaseException:  # such as another Ctrl-C
+            self.leave()
+            raise
 
     def _fail_open_calls(self) -> None:
         """Fail the open calls; there are some only after a bug."""
@@ -265,6 +282,9 @@ class ThreadedCalls:
 
     async def _serve(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
+        serving = asyncio.current_task()
+        assert serving is not None, "this is a task"
+        self._serving = serving
         async with open_session(self._address) as self._session:
             self._channel = CallChannel(self._session, self._address)
             started.set()
